@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef SHMBROKER_H
+#define SHMBROKER_H
+
+/*
+ * libshmbroker: shared memory of a host through one broker, shmbrokerd.
+ *
+ * An owner creates or adopts a region and registers it by file descriptor; a consumer gets memory by
+ * shmb_client_get_memory_info() under a lease, on regions that it has used before without a system call; the
+ * region cannot go away under a lease.
+ *
+ * Every function returns 0, a negative errno (the kernel or the transport failed) or a positive SHMB_E_* (the
+ * request was refused; shmb_last_error() has the broker's sentence). Outputs are written only on 0. File
+ * descriptors that are passed in are borrowed and duplicated. Timeouts are in milliseconds, -1 for none.
+ * Structs that may grow begin with struct_size; set it to sizeof, and 0 in every field you do not use.
+ *
+ * A client may be used by many threads at once. After fork() the child may use nothing that it inherited:
+ * every call answers SHMB_E_FORKED; make a new client. The library never prints, aborts, starts threads or
+ * touches signal handlers. Kernel 5.14 or newer.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct shmb_client;
+struct shmb_region;
+
+#define SHMB_VERSION "0.1.0"
+#define SHMB_REST UINT64_MAX		/* the rest of the region from the offset on */
+#define SHMB_ANY_UID UINT32_MAX
+#define SHMB_NAME_MAX 255
+#define SHMB_BATCH_MAX 64
+
+/* codes */
+#define SHMB_E_INVALID 1
+#define SHMB_E_VERSION 2
+#define SHMB_E_UNKNOWN_OP 3
+#define SHMB_E_STATE 4
+#define SHMB_E_PERMISSION 5
+#define SHMB_E_NOT_FOUND 6
+#define SHMB_E_EXISTS 7
+#define SHMB_E_IN_USE 8
+#define SHMB_E_QUOTA 9
+#define SHMB_E_NO_FDS 10
+#define SHMB_E_NO_SLOTS 11
+#define SHMB_E_BAD_NAME 12
+#define SHMB_E_BAD_FD 13
+#define SHMB_E_OUT_OF_BOUNDS 14
+#define SHMB_E_UNSEALED 15
+#define SHMB_E_ACCESS 16
+#define SHMB_E_ACCESS_DIFFERS 17
+#define SHMB_E_NO_READ_ONLY_FD 18
+#define SHMB_E_STALE 19
+#define SHMB_E_REVOKED 20
+#define SHMB_E_RETIRING 21
+#define SHMB_E_AGAIN 22
+#define SHMB_E_TIMED_OUT 23
+#define SHMB_E_UNSUPPORTED 24
+#define SHMB_E_NO_DEVICE 25
+#define SHMB_E_SPARSE 26
+#define SHMB_E_RESERVED 27
+#define SHMB_E_BUSY 28
+#define SHMB_E_DETACHED 29
+#define SHMB_E_FORKED 30
+#define SHMB_E_NOT_ATTACHED 31
+#define SHMB_E_TRUNCATED 32
+
+/* roles, for shmb_client_new(); 0 asks for all that this user may have */
+#define SHMB_ROLE_OWNER 1
+#define SHMB_ROLE_CONSUMER 2
+#define SHMB_ROLE_ADMIN 4
+
+/* flags of shmb_client_new() */
+#define SHMB_ACCEPT_UNSEALED 1		/* pointers into memory that its owner can truncate: SIGBUS is possible */
+#define SHMB_NO_POPULATE 2		/* first use of a region faults its pages in one by one */
+#define SHMB_FORCE_RMW 4		/* locked counters instead of membarrier, for tests and comparison */
+#define SHMB_NO_LEASE_PAGE 8		/* every lease by message, for tests and comparison */
+
+/* access */
+#define SHMB_READ 1
+#define SHMB_WRITE 2
+#define SHMB_COPY 4			/* no pointer, only shmb_lease_copy_in() and _out(); works on unsealed memory */
+
+/* kinds of memory */
+#define SHMB_MEMORY_CPU 1
+#define SHMB_MEMORY_CUDA 2
+
+/* states of a region */
+#define SHMB_STATE_REVOKED 0
+#define SHMB_STATE_ACTIVE 1
+#define SHMB_STATE_LAZY 2
+#define SHMB_STATE_RETIRING 3
+
+/* flags of a region, in status and in leases */
+#define SHMB_REGION_UNSEALED 1
+#define SHMB_REGION_SPARSE 2
+#define SHMB_REGION_READ_ONLY_ADVISORY 4
+#define SHMB_REGION_NO_READ_ONLY_FD 8
+#define SHMB_REGION_KEPT 16
+#define SHMB_REGION_HUGETLB 32
+#define SHMB_REGION_UNINDEXED 64
+
+/* how a region is retired */
+#define SHMB_RETIRE_STRICT 0		/* no new leases, the name is free at once, memory goes with the last lease */
+#define SHMB_RETIRE_LAZY 1		/* usable and listed until its last lease is over */
+#define SHMB_RETIRE_FORCE 2		/* revoked now; who has it mapped keeps what it has mapped */
+#define SHMB_RETIRE_DISCARD 3		/* FORCE, and its whole pages are given back to the system */
+#define SHMB_RETIRE_WAIT 0x100		/* or'ed: return when it is gone */
+
+/* ---- codes and errors ---- */
+
+/* "NOT_FOUND" for a code, NULL for an unknown one; static */
+const char *shmb_error_name(int code);
+/* the sentence of a code, or strerror() of a negative errno; static or thread-local */
+const char *shmb_error_text(int result);
+/* what the last failed call of this thread said, a sentence; "" when none failed; valid until the next call */
+const char *shmb_last_error(void);
+
+/* ---- client ---- */
+
+/*
+ * Connects. @socket NULL: $SHMBROKER_SOCKET or /run/shmbroker/shmbroker.sock. Consumers get a lease page.
+ * Returns 0; -ENOENT, -ECONNREFUSED, -EACCES (no broker there); SHMB_E_PERMISSION (a role is refused),
+ * SHMB_E_VERSION, SHMB_E_QUOTA, SHMB_E_NO_FDS; -ENOMEM.
+ */
+int shmb_client_new(struct shmb_client **ret, const char *socket, uint32_t roles, uint32_t flags);
+/*
+ * Disconnects and frees; regions that were not kept are retired by the broker, mappings are removed: no lease
+ * of this client may be used any more. NULL is fine. Always returns NULL.
+ */
+struct shmb_client *shmb_client_free(struct shmb_client *client);
+
+struct shmb_client_info {
+	size_t struct_size;
+	uint64_t session;
+	uint64_t epoch;
+	uint32_t roles;
+	uint32_t rights;		/* 1 keep, 2 delegate */
+	uint32_t lease_mode;		/* 1 asymmetric, 2 read-modify-write, 0 by message */
+	uint32_t lanes;
+	uint32_t capacity;
+	char broker_version[32];
+};
+int shmb_client_get_info(struct shmb_client *client, struct shmb_client_info *ret);
+
+/*
+ * For the caller's own loop: the fd is readable when shmb_client_process() has something to do. It must be
+ * called then (any thread) so that events are delivered and memory of regions that are gone is unmapped.
+ * Returns 0, -ECONNRESET when the broker hung up, SHMB_E_FORKED.
+ */
+int shmb_client_get_fd(struct shmb_client *client);
+int shmb_client_process(struct shmb_client *client);
+/* one round trip; @ret_ns how long it took, may be NULL */
+int shmb_client_ping(struct shmb_client *client, uint64_t *ret_ns);
+
+/* ---- owner ---- */
+
+#define SHMB_HUGE_NONE 0
+#define SHMB_HUGE_2M 21
+#define SHMB_HUGE_1G 30
+
+#define SHMB_REGION_OPT_KEEP 1		/* outlives the session; needs the right `keep` */
+#define SHMB_REGION_OPT_REPLACE 2	/* takes the name over from one's own older region */
+#define SHMB_REGION_OPT_READ_ONLY 4	/* consumers may not ask for SHMB_WRITE; enforced where it can be */
+#define SHMB_REGION_OPT_POPULATE 8	/* allocate every page now; a shortage is -ENOMEM or -ENOSPC now, not SIGBUS later */
+
+struct shmb_region_options {
+	size_t struct_size;
+	uint32_t flags;
+	uint32_t huge_pages;		/* SHMB_HUGE_*: size is rounded up, -ENOMEM when the pool is short */
+	int32_t numa_node;		/* node + 1; 0 for any */
+	uint32_t principal;		/* uid + 1 that a delegate acts for; 0 for oneself */
+	const uint32_t *allowed_uids;	/* access list; both empty: any consumer */
+	const uint32_t *allowed_gids;
+	uint32_t n_allowed_uids;
+	uint32_t n_allowed_gids;
+};
+
+/*
+ * Creates @size bytes (1 or more) as a sealed memfd, zeroed, maps it at a 64-byte aligned address and registers it.
+ * Returns 0; SHMB_E_BAD_NAME, SHMB_E_EXISTS, SHMB_E_QUOTA, SHMB_E_NO_SLOTS, SHMB_E_NO_FDS,
+ * SHMB_E_PERMISSION, SHMB_E_RESERVED; -ENOMEM, -ENOSPC, -EMFILE.
+ */
+int shmb_region_create(struct shmb_client *client, const char *name, uint64_t size,
+		       const struct shmb_region_options *options, struct shmb_region **ret);
+/*
+ * Registers @size bytes at @offset (any alignment) of memory that exists: memfd, POSIX shm, hugetlbfs. Borrows
+ * @fd. Adds no seal. Also returns SHMB_E_BAD_FD, SHMB_E_OUT_OF_BOUNDS, SHMB_E_UNSEALED, SHMB_E_ACCESS_DIFFERS.
+ */
+int shmb_region_adopt(struct shmb_client *client, const char *name, int fd, uint64_t offset, uint64_t size,
+		      const struct shmb_region_options *options, struct shmb_region **ret);
+
+struct shmb_region_spec {
+	size_t struct_size;
+	const char *name;
+	int fd;
+	uint32_t reserved;
+	uint64_t offset;
+	uint64_t size;
+	const struct shmb_region_options *options;	/* NULL for defaults */
+	struct shmb_region *region;			/* set where the result is 0 */
+};
+/* Adopts @n regions in as few messages as possible; each stands alone and has its result in @ret_results. */
+int shmb_region_adopt_many(struct shmb_client *client, struct shmb_region_spec *specs, uint32_t n, int *ret_results);
+
+/* the owner's own mapping, made at the first call; read-write where the fd allows; NULL when it cannot be mapped */
+void *shmb_region_get_data(struct shmb_region *region);
+uint64_t shmb_region_get_size(struct shmb_region *region);
+uint64_t shmb_region_get_generation(struct shmb_region *region);
+uint32_t shmb_region_get_flags(struct shmb_region *region);
+const char *shmb_region_get_name(struct shmb_region *region);
+/* borrowed; -1 when there is none */
+int shmb_region_get_fd(struct shmb_region *region);
+/*
+ * Retires. @mode SHMB_RETIRE_*; with SHMB_RETIRE_WAIT returns when it is gone or SHMB_E_TIMED_OUT after @timeout
+ * ms. The struct stays valid until shmb_region_free(). A second call answers SHMB_E_STALE.
+ */
+int shmb_region_retire(struct shmb_region *region, uint32_t mode, int timeout);
+/* Unmaps and frees; retires strictly when that was not done and the region is not kept. NULL is fine. */
+struct shmb_region *shmb_region_free(struct shmb_region *region);
+
+/* retires regions by name: results for each in @ret_results (may be NULL) */
+int shmb_client_unregister(struct shmb_client *client, const char *const *names, uint32_t n, uint32_t mode,
+			   int timeout, int *ret_results);
+#define SHMB_ALL_SESSION 1		/* all of this session */
+#define SHMB_ALL_UID 2			/* all of this user */
+#define SHMB_ALL_EVERYONE 3		/* needs the role admin */
+struct shmb_retired {
+	size_t struct_size;
+	uint32_t gone;
+	uint32_t draining;
+	uint64_t discarded;		/* bytes given back by SHMB_RETIRE_DISCARD */
+};
+/* @ret may be NULL */
+int shmb_client_unregister_all(struct shmb_client *client, uint32_t scope, uint32_t mode, int timeout,
+			       struct shmb_retired *ret);
+
+/* ---- consumer ---- */
+
+/*
+ * A lease: filled in by the library, owned by the caller. Moved, never copied: exactly one release for each.
+ */
+struct shmb_lease {
+	void *address;			/* NULL with SHMB_COPY; a device pointer for SHMB_MEMORY_CUDA */
+	uint64_t size;			/* bytes granted */
+	uint32_t memory_type;		/* SHMB_MEMORY_* */
+	int32_t device;			/* ordinal in this process, -1 for CPU */
+	uint8_t device_uuid[16];
+	uint64_t generation;
+	uint32_t access;
+	uint32_t flags;			/* SHMB_REGION_* */
+	struct shmb_client *client;	/* NULL once released */
+	uint64_t internal[4];
+};
+
+/*
+ * Memory of a region: @size bytes (SHMB_REST for the rest) at @offset of @name, under a lease. @access SHMB_READ,
+ * SHMB_READ | SHMB_WRITE, with SHMB_COPY for guarded copies only. The first use of a generation asks the broker
+ * and maps; from then on there is no system call. Any thread.
+ * Returns 0; SHMB_E_NOT_FOUND, SHMB_E_OUT_OF_BOUNDS, SHMB_E_ACCESS, SHMB_E_PERMISSION, SHMB_E_NO_READ_ONLY_FD,
+ * SHMB_E_UNSEALED (say SHMB_ACCEPT_UNSEALED or SHMB_COPY), SHMB_E_RETIRING, SHMB_E_REVOKED, SHMB_E_QUOTA,
+ * SHMB_E_DETACHED, SHMB_E_FORKED; -ENOMEM, -ECONNRESET.
+ */
+int shmb_client_get_memory_info(struct shmb_client *client, const char *name, uint64_t offset, uint64_t size,
+				uint32_t access, struct shmb_lease *ret);
+/* Gives a lease back, on any thread. SHMB_E_STALE the second time, SHMB_E_REVOKED when it was taken back meanwhile. */
+int shmb_lease_release(struct shmb_lease *lease);
+/*
+ * Guarded copies between @size bytes at @offset of the lease and the caller's buffer: never SIGBUS; SHMB_E_TRUNCATED
+ * when the owner has cut the memory, SHMB_E_OUT_OF_BOUNDS, SHMB_E_ACCESS, SHMB_E_UNSUPPORTED (hugetlb).
+ */
+int shmb_lease_copy_in(struct shmb_lease *lease, uint64_t offset, const void *data, uint64_t size);
+int shmb_lease_copy_out(struct shmb_lease *lease, uint64_t offset, void *ret_data, uint64_t size);
+
+/* A name resolved once. A handle names one generation: SHMB_E_STALE when that one is over (open it again). */
+struct shmb_handle {
+	uint32_t slot;
+	uint32_t reserved;
+	uint64_t generation;
+	uint64_t size;
+};
+int shmb_handle_open(struct shmb_client *client, const char *name, struct shmb_handle *ret);
+int shmb_handle_get_memory_info(struct shmb_client *client, const struct shmb_handle *handle, uint64_t offset,
+				uint64_t size, uint32_t access, struct shmb_lease *ret);
+
+struct shmb_lookup_spec {
+	size_t struct_size;
+	const char *name;
+	uint64_t offset;
+	uint64_t size;
+	uint32_t access;
+	uint32_t reserved;
+};
+/* Many leases at once, whatever is not mapped yet in as few messages as possible; each has its result. */
+int shmb_client_get_memory_info_many(struct shmb_client *client, const struct shmb_lookup_spec *specs, uint32_t n,
+				     struct shmb_lease *ret_leases, int *ret_results);
+
+/* Leases by message, without mapping anything: for brokers of requests and for comparison. At most SHMB_BATCH_MAX. */
+struct shmb_message_lease {
+	uint64_t lease;
+	uint64_t generation;
+	uint64_t offset;		/* bytes into the memory behind the region */
+	uint64_t size;
+	uint64_t object;
+	uint32_t slot;
+	uint32_t flags;
+};
+int shmb_client_lookup(struct shmb_client *client, const struct shmb_lookup_spec *specs, uint32_t n,
+		       struct shmb_message_lease *ret, int *ret_results);
+int shmb_client_release(struct shmb_client *client, const uint64_t *leases, uint32_t n, int *ret_results);
+
+/* ---- looking around ---- */
+
+struct shmb_status_filter {
+	size_t struct_size;
+	const char *name;		/* NULL for any */
+	uint32_t prefix;		/* 1: names that begin with name */
+	uint32_t uid_plus_one;		/* 0 for any */
+	uint32_t states;		/* bit per state, 0 for any */
+	uint32_t with_holders;
+};
+
+struct shmb_holder {
+	uint64_t session;
+	uint32_t pid;
+	uint32_t uid;
+	uint32_t leases;
+	uint32_t flags;			/* 1 through its lease page, 2 by message, 4 detached */
+	char comm[17];
+};
+
+struct shmb_status {			/* valid until the next call on the iterator */
+	const char *name;
+	const char *container;
+	uint64_t generation, size, offset, object, object_size, age_ns, session;
+	uint32_t slot, pid, uid, leases, flags;	/* uid SHMB_ANY_UID and pid 0 when not visible to this user */
+	uint8_t state, kind, access, reserved;
+	char comm[17];
+	uint32_t n_holders, holders_total;
+	const struct shmb_holder *holders;
+};
+
+struct shmb_status_iter;
+/* Pages through the broker's regions; each page is a consistent picture, the whole is not. */
+int shmb_status_iter_new(struct shmb_client *client, const struct shmb_status_filter *filter, struct shmb_status_iter **ret);
+/* 0 with @ret set; @ret NULL at the end */
+int shmb_status_iter_next(struct shmb_status_iter *iter, const struct shmb_status **ret);
+struct shmb_status_iter *shmb_status_iter_free(struct shmb_status_iter *iter);
+
+struct shmb_client_status {
+	const char *container;
+	uint64_t session, age_ns, bytes;
+	uint32_t pid, uid, gid, roles, rights, regions, maps, leases, unread, flags;	/* flags: 1 attached, 2 detached */
+	char comm[17];
+};
+/* Calls @each for every session that this user may see; a result that is not 0 ends it and is returned. */
+int shmb_client_each_client(struct shmb_client *client, int (*each)(void *userdata, const struct shmb_client_status *), void *userdata);
+
+struct shmb_stat {
+	const char *name;
+	const char *help;
+	uint64_t value;
+	uint32_t uid;			/* SHMB_ANY_UID: the whole broker */
+	uint32_t type;			/* 1 counter, 2 gauge */
+};
+int shmb_client_each_stat(struct shmb_client *client, uint32_t with_accounts, int (*each)(void *userdata, const struct shmb_stat *), void *userdata);
+/* what this broker is: version, loop, loop_reason, membarrier, capacity, ... */
+int shmb_client_each_info(struct shmb_client *client, int (*each)(void *userdata, const char *key, const char *value), void *userdata);
+
+#define SHMB_EVENT_REGISTERED 0
+#define SHMB_EVENT_RETIRING 1
+#define SHMB_EVENT_GONE 2
+#define SHMB_EVENT_REVOKED 3
+#define SHMB_EVENT_OWNER_DIED 4
+#define SHMB_EVENT_JOINED 5
+#define SHMB_EVENT_LEFT 6
+#define SHMB_EVENT_OVERFLOW 7		/* count events were dropped: read the status again */
+#define SHMB_EVENT_MASK_ALL 0xff
+
+struct shmb_event {
+	uint32_t type;
+	uint32_t slot;
+	uint64_t generation, session, size, count;
+	uint32_t pid, uid;
+	char name[SHMB_NAME_MAX + 1];
+};
+/* bit per event type; the events are then read with shmb_client_next_event() */
+int shmb_client_subscribe(struct shmb_client *client, uint32_t mask);
+/* the next event; waits up to @timeout ms: SHMB_E_TIMED_OUT. At most 4,096 are kept, then OVERFLOW. */
+int shmb_client_next_event(struct shmb_client *client, struct shmb_event *ret, int timeout);
+/* called from whichever library call receives it, without locks held, also for regions that this client has mapped */
+void shmb_client_set_event_callback(struct shmb_client *client, void (*callback)(void *userdata, const struct shmb_event *), void *userdata);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

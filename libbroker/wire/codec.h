@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Codec: takes messages apart and puts them together. Does no I/O, allocates nothing, trusts nothing.
+ *
+ * A WireReader walks over a received body. Its errors are sticky: after the first bad step every further step
+ * gives nothing, and wire_reader_end() tells. Pointers that it hands out point into the message.
+ * A WireWriter fills a caller's buffer; when it is full every further step is dropped and `overflow` is set.
+ */
+
+#include <stdbool.h>
+
+#include "protocol.h"
+
+typedef struct WireReader {
+	const uint8_t *at;
+	const uint8_t *end;
+	bool bad;
+} WireReader;
+
+typedef struct WireWriter {
+	uint8_t *buffer;
+	size_t size;			/* bytes written */
+	size_t capacity;
+	bool overflow;
+} WireWriter;
+
+/* one entry of a REGISTER request, with what follows it */
+typedef struct WireRegister {
+	WireRegisterEntry entry;
+	const char *name;		/* entry.name_length bytes, not NUL-terminated */
+	const WireAclEntry *acl;	/* entry.acl_count entries, may be unaligned for nothing but 4 bytes */
+	const uint8_t *handle;		/* entry.handle_length bytes */
+} WireRegister;
+
+typedef struct WireName {
+	WireNameEntry entry;
+	const char *name;
+} WireName;
+
+typedef struct WireLookup {
+	WireLookupEntry entry;
+	const char *name;
+} WireLookup;
+
+/*
+ * Checks the header of a message of @size bytes that was received with one recvmsg.
+ * Returns 0 and copies the header to @ret, or SHMB_E_INVALID: too short, too long, or a length that lies.
+ */
+int wire_header_read(const void *message, size_t size, WireHeader *ret);
+
+/* begins to read the body of a message that wire_header_read() has accepted; @message is 8-byte aligned */
+WireReader wire_reader_body(const void *message, size_t size);
+/* copies a fixed struct of @size bytes; on a short message zeroes it and is bad from then on */
+void wire_read(WireReader *reader, void *ret, size_t size);
+/* hands out @size bytes and steps over their padding, which must be zero; NULL when bad */
+const void *wire_read_bytes(WireReader *reader, size_t size);
+/* true when all was well and nothing is left */
+bool wire_reader_end(const WireReader *reader);
+
+/*
+ * The request bodies that have structure. Each returns 0, or SHMB_E_INVALID when it is truncated, has bytes
+ * left over, has reserved fields or padding that are not zero, a count over the limit, or lengths out of range.
+ * Arrays hold WIRE_BATCH_MAX entries. Names are not checked here: wire_name_check() tells each entry's fate.
+ */
+int wire_read_hello(WireReader *reader, WireHelloRequest *ret);
+int wire_read_register(WireReader *reader, uint32_t n_fds, WireRegister *ret_entries, uint32_t *ret_count);
+int wire_read_unregister(WireReader *reader, WireUnregisterRequest *ret, WireName *ret_names);
+int wire_read_lookup(WireReader *reader, WireLookup *ret_entries, uint32_t *ret_count);
+int wire_read_release(WireReader *reader, uint64_t *ret_leases, uint32_t *ret_count);
+int wire_read_status(WireReader *reader, WireStatusRequest *ret, const char **ret_name);
+/* a body that is exactly one fixed struct */
+int wire_read_fixed(WireReader *reader, void *ret, size_t size);
+
+/* begins a message: writes the header; wire_write_end() sets the length */
+void wire_write_begin(WireWriter *writer, void *buffer, size_t capacity, uint16_t opcode, uint16_t flags, uint64_t serial);
+/* appends @size bytes and zero padding to a multiple of 8; returns where they stand, or NULL on overflow */
+void *wire_write(WireWriter *writer, const void *data, size_t size);
+/* bytes that still fit */
+size_t wire_writer_room(const WireWriter *writer);
+/* completes the message; returns its size, or 0 when it overflowed */
+size_t wire_write_end(WireWriter *writer);
+/* a whole error reply; @text NULL for the code's own sentence; always fits in WIRE_ERROR_REPLY_MAX bytes */
+#define WIRE_ERROR_REPLY_MAX (sizeof(WireHeader) + sizeof(WireErrorReply) + WIRE_TEXT_MAX)
+size_t wire_write_error(void *buffer, uint16_t opcode, uint64_t serial, uint32_t code, const char *text);
