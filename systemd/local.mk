@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+
+EXTRA_DIST += \
+	systemd/shmbroker-sysusers.conf \
+	systemd/shmbroker.service.in \
+	systemd/shmbroker.socket
+
+if WITH_SYSTEMD
+systemdsystemunit_DATA = \
+	systemd/shmbroker.service \
+	systemd/shmbroker.socket
+
+# systemd-sysusers reads names that end in .conf; the file is installed as shmbroker.conf
+install-data-hook: install-sysusers
+uninstall-hook: uninstall-sysusers
+endif
+
+install-sysusers:
+	$(MKDIR_P) "$(DESTDIR)$(sysusersdir)"
+	$(INSTALL_DATA) $(srcdir)/systemd/shmbroker-sysusers.conf "$(DESTDIR)$(sysusersdir)/shmbroker.conf"
+
+uninstall-sysusers:
+	rm -f "$(DESTDIR)$(sysusersdir)/shmbroker.conf"
+
+systemd/shmbroker.service: systemd/shmbroker.service.in Makefile
+	$(AM_V_GEN)$(MKDIR_P) systemd && $(SED) -e 's|@sbindir[@]|$(sbindir)|g' $(srcdir)/systemd/shmbroker.service.in >$@.tmp && mv $@.tmp $@
+
+CLEANFILES += systemd/shmbroker.service
+
+.PHONY: install-sysusers uninstall-sysusers
