@@ -144,11 +144,15 @@ static inline uint64_t layout_generation(uint64_t epoch, uint64_t counter) {
 	return epoch << LAYOUT_COUNTER_BITS | counter;
 }
 
-/* the sizes that a registry or lease page of this shape has, whole pages */
+/*
+ * Fill in a header, all zero where it is not said otherwise, and return the bytes that a registry or lease page of
+ * this shape has, whole pages; 0 when a number is out of range. Capacities are 1 to LAYOUT_CAPACITY_MAX, the epoch
+ * has 22 bits, lanes are 1 to LAYOUT_LANES_MAX, @mode is WIRE_ATTACH_ASYMMETRIC or WIRE_ATTACH_RMW.
+ */
 uint64_t layout_registry_init(RegistryHeader *ret, uint32_t capacity, uint32_t session_capacity, uint64_t epoch,
 			      const uint64_t hash_seed[2]);
 uint64_t layout_lease_page_init(LeasePageHeader *ret, uint32_t capacity, uint32_t lanes, uint32_t mode, uint64_t session);
-/* Checks a header against the size of its file. Returns 0 or -EINVAL. */
+/* Check a header, of which a whole page can be read, against the size of its file. Return 0 or -EINVAL. */
 int layout_registry_check(const RegistryHeader *header, uint64_t file_size);
 int layout_lease_page_check(const LeasePageHeader *header, uint64_t file_size);
 
@@ -175,6 +179,7 @@ static inline LaneCounter *layout_lane(const LeasePageHeader *page, uint32_t lan
 /*
  * Reads the counters of @slot in the lanes that are flagged as used: releases, then acquires. Returns acquired
  * minus released modulo 2^32; 0 means that this page holds no lease on the slot. @page's shape is given by the
- * broker's own copy of the header, @shape; only lanes_used and the counters are read from @page.
+ * broker's own copy of the header, @shape, and @slot is within it; only lanes_used and the counters are read from
+ * @page.
  */
 uint32_t layout_lease_page_count(const LeasePageHeader *page, const LeasePageHeader *shape, uint32_t slot);
