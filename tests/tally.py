@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adds up what the groups of `tools/quickstart check` left in RESULTS and prints it, the sum as the last line.
+
+RESULTS/GROUP/parts names the parts that the group must have; a part without a single result is a failure:
+  steps   lines of "pass|fail TAB id"
+  unit    the .trs and .log files of automake's test driver; the tests of a cmocka program are counted one by one
+  system  JUnit XML of pytest, in system.xml
+A skip is a failure too unless a line "PATTERN reason" of the file of expected skips has it; * in PATTERN stands
+for any text, and ids are GROUP:PROGRAM::TEST.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+import xml.etree.ElementTree
+
+PASS, FAIL, SKIP = "pass", "fail", "skip"
+CMOCKA = {"       OK ": PASS, "  FAILED  ": FAIL, "  SKIPPED ": SKIP}
+
+
+def steps(directory):
+    path = directory / "steps"
+    for line in path.read_text().splitlines() if path.exists() else ():
+        result, name = line.split("\t")
+        yield name, result, ""
+
+
+def unit(directory):
+    root = directory / "unit"
+    for trs in sorted(root.rglob("*.trs")):
+        name = str(trs.relative_to(root).with_suffix(""))
+        found = re.search(r"^:global-test-result: (\w+)", trs.read_text(), re.M)
+        result = {"PASS": PASS, "SKIP": SKIP}.get(found and found[1], FAIL)
+        log = trs.with_suffix(".log").read_text(errors="replace")
+        # cmocka's summary names failed and skipped tests a second time, hence the dict
+        cases = {}
+        for mark, case in re.findall(r"^\[(       OK |  FAILED  |  SKIPPED )\] (\w+)$", log, re.M):
+            cases[case] = CMOCKA[mark]
+        for case, outcome in cases.items():
+            yield f"{name}::{case}", outcome, ""
+        if not cases or (result == FAIL and FAIL not in cases.values()):
+            why = log.strip().splitlines()
+            yield name, result, why[-1] if why else ""
+
+
+def system(directory):
+    path = directory / "system.xml"
+    for case in xml.etree.ElementTree.parse(path).iter("testcase") if path.exists() else ():
+        name = f'{case.get("classname", "").replace(".", "/")}::{case.get("name")}'
+        if case.find("failure") is not None or case.find("error") is not None:
+            yield name, FAIL, ""
+        elif case.find("skipped") is not None:
+            yield name, SKIP, case.find("skipped").get("message", "")
+        else:
+            yield name, PASS, ""
+
+
+def expected_skips(path):
+    for line in path.read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pattern, _, reason = line.partition(" ")
+        if not reason.strip():
+            sys.exit(f"{path}: no reason for {pattern}")
+        yield re.compile(".*".join(map(re.escape, pattern.split("*"))))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--expected", type=pathlib.Path, required=True)
+    parser.add_argument("results", type=pathlib.Path)
+    parser.add_argument("groups", nargs="+")
+    options = parser.parse_args()
+    expected = list(expected_skips(options.expected))
+    total = {PASS: 0, FAIL: 0, SKIP: 0}
+
+    for group in options.groups:
+        count = dict.fromkeys(total, 0)
+        directory = options.results / group
+        for part in (directory / "parts").read_text().split():
+            ran = False
+            for name, result, why in {"steps": steps, "unit": unit, "system": system}[part](directory):
+                name = f"{group}:{name}"
+                if result == SKIP:
+                    print(f"skipped: {name}: {why}")
+                    if not any(pattern.fullmatch(name) for pattern in expected):
+                        print(f"FAILED: {name}: this skip is not expected")
+                        result = FAIL
+                elif result == FAIL:
+                    print(f"FAILED: {name}")
+                count[result] += 1
+                ran = ran or result != SKIP
+            if not ran:
+                print(f"FAILED: {group}: {part}: nothing ran")
+                count[FAIL] += 1
+        print(f"{group}: {count[PASS]} passed, {count[FAIL]} failed, {count[SKIP]} skipped")
+        for result in total:
+            total[result] += count[result]
+
+    print(f"{total[PASS]} passed, {total[FAIL]} failed, {total[SKIP]} skipped")
+    return 1 if total[FAIL] or not total[PASS] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
