@@ -10,7 +10,7 @@ files() {
 		return
 	fi
 	find . -type f | sed 's|^\./||' | grep -vE \
-		'^(build-aux|autom4te\.cache|build[^/]*)/|^(Makefile\.in|aclocal\.m4|configure|config\.[a-z]+)$|\.(l?o|l?a|so[.0-9]*)$'
+		'^(_build|_inst|build-aux|autom4te\.cache|build[^/]*)/|^(Makefile\.in|aclocal\.m4|configure|config\.[a-z]+)$|\.(l?o|l?a|so[.0-9]*)$'
 }
 
 # fail TEXT: says it; verdict ends the check with failure when there was any

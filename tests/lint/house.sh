@@ -28,7 +28,7 @@ while read -r file; do
 	case $file in
 	.gitignore | .ci/run | configure.ac | Makefile.am | */local.mk) ;;
 	*)
-		grep -qF "$file" <<<"$listed" || grep -qF "${file%/*}/*.${file##*.}" <<<"$listed" ||
+		grep -qF "$file" <<<"$listed" || grep -qE "(^|[[:space:]])${file%/*}([[:space:]]|$)" <<<"$listed" ||
 			{ case $file in *.in) grep -qF "${file%.in}" <<<"$listed" ;; *) false ;; esac } ||
 			fail "$file: no local.mk lists it"
 		;;
