@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+
+#include "broker.h"
+#include "event.h"
+#include "listen.h"
+#include "log.h"
+#include "notify.h"
+#include "region.h"
+#include "session.h"
+#include "wire/barrier.h"
+#include "wire/fd.h"
+
+#define CLOSER_CHECK_NS UINT64_C(100000000)
+
+bool broker_is_suspended(const Broker *broker, uint32_t uid) {
+	for (size_t i = 0; i < broker->n_suspended; ++i)
+		if (broker->suspended[i] == uid)
+			return true;
+	return false;
+}
+
+static void on_stuck(void *userdata, uint32_t uid, int fd, uint64_t ms) {
+	Broker *broker = userdata;
+
+	if (!broker_is_suspended(broker, uid) && broker->n_suspended < CLOSER_THREADS_MAX)
+		broker->suspended[broker->n_suspended++] = uid;
+	log_write(LOG_CLOSE_STUCK, LOG_NO_UID, NULL,
+		  "close of fd %d from uid %u hangs for %" PRIu64 " ms; that user may register nothing meanwhile. If it is FUSE, "
+		  "find the mount's device number in /proc/%d/mountinfo and write 1 to /sys/fs/fuse/connections/MINOR/abort",
+		  fd, uid, ms, (int)getpid());
+}
+
+static void on_closer_time(LoopTimer *timer) {
+	Broker *broker = container_of(timer, Broker, closer_timer);
+
+	closer_check(broker->closer, on_stuck, broker);
+	for (size_t i = 0; i < broker->n_suspended;) {
+		if (closer_pending(broker->closer, broker->suspended[i]))
+			i++;
+		else
+			broker->suspended[i] = broker->suspended[--broker->n_suspended];
+	}
+	if (closer_total(broker->closer))
+		loop_timer_set(broker->loop, timer, loop_now(broker->loop) + CLOSER_CHECK_NS);
+}
+
+static void on_detached_time(LoopTimer *timer) {
+	sessions_check_detached(container_of(timer, Broker, detached_timer));
+}
+
+static void on_watchdog_time(LoopTimer *timer) {
+	Broker *broker = container_of(timer, Broker, watchdog_timer);
+
+	notify_watchdog();
+	loop_timer_set(broker->loop, timer, loop_now(broker->loop) + notify_watchdog_interval_ns());
+}
+
+static void on_turn(void *userdata) {
+	Broker *broker = userdata;
+
+	/* what ended frees leases, whose regions may be gone, of which subscribers are told, who may not read */
+	while (!list_is_empty(&broker->dying) || !list_is_empty(&broker->scan)) {
+		sessions_turn(broker);
+		regions_scan(broker);
+	}
+	events_turn(broker);
+	if (closer_total(broker->closer) && !broker->closer_timer.at_ns)
+		loop_timer_set(broker->loop, &broker->closer_timer, loop_now(broker->loop) + CLOSER_CHECK_NS);
+}
+
+static void on_accept(LoopListener *listener, int fd) {
+	Broker *broker = container_of(listener, BrokerListener, listener)->broker;
+	int r;
+
+	if (fd < 0) {
+		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "accept: %s", strerror(-fd));
+		return;
+	}
+	r = session_accept(broker, fd);
+	if (r)
+		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "a connection could not be taken: %s", strerror(-r));
+}
+
+static void broker_status(Broker *broker) {
+	notify_status("%u regions, %u sessions, loop %s", broker->registry.n_regions, broker->n_sessions,
+		      loop_name(broker->loop));
+}
+
+void broker_reload(Broker *broker) {
+	_cleanup_(freep) char *error = NULL;
+	Config *config;
+	int r;
+
+	notify_reloading();
+	r = config_load(&config, &broker->paths, &error);
+	if (r) {
+		log_write(LOG_RELOAD_FAILED, LOG_NO_UID, NULL, "%s", error ?: strerror(-r));
+		notify_ready("the configuration was not taken: see the log");
+		return;
+	}
+	config_free(broker->config);
+	broker->config = config;
+	accounts_configure(&broker->accounts, config);
+	list_for_each(link, &broker->sessions)
+		session_reload(container_of(link, Session, link));
+	log_write(LOG_RELOAD, LOG_NO_UID, NULL, "the configuration was read again");
+	notify_ready(NULL);
+	broker_status(broker);
+}
+
+static void on_signal(LoopPoll *poll, uint32_t events) {
+	Broker *broker = container_of(poll, Broker, signal_poll);
+	struct signalfd_siginfo info;
+
+	(void)events;
+	while (read(broker->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+		if (info.ssi_signo == SIGHUP)
+			broker_reload(broker);
+		else
+			loop_quit(broker->loop);
+	}
+}
+
+static int broker_init_signals(Broker *broker) {
+	sigset_t mask;
+
+	sigemptyset(&mask);
+	sigaddset(&mask, SIGTERM);
+	sigaddset(&mask, SIGINT);
+	sigaddset(&mask, SIGHUP);
+	if (sigprocmask(SIG_BLOCK, &mask, NULL) < 0)
+		return -errno;
+	signal(SIGPIPE, SIG_IGN);
+	broker->signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (broker->signal_fd < 0)
+		return -errno;
+	broker->signal_poll.fd = broker->signal_fd;
+	broker->signal_poll.on_ready = on_signal;
+	return loop_poll_link(broker->loop, &broker->signal_poll);
+}
+
+static uint64_t count_fds(void) {
+	DIR *directory = opendir("/proc/self/fd");
+	uint64_t n = 0;
+
+	if (!directory)
+		return 0;
+	while (readdir(directory))
+		n++;
+	closedir(directory);
+	return n;
+}
+
+/* beyond the budget a request is refused with a reason; EMFILE never comes as a surprise */
+static void broker_init_fd_budget(Broker *broker) {
+	struct rlimit limit = {};
+	uint64_t used = count_fds() + broker->config->fd_reserve;
+
+	(void)getrlimit(RLIMIT_NOFILE, &limit);
+	limit.rlim_cur = limit.rlim_max;
+	(void)setrlimit(RLIMIT_NOFILE, &limit);
+	(void)getrlimit(RLIMIT_NOFILE, &limit);
+	broker->fd_budget = limit.rlim_cur > used ? limit.rlim_cur - used : 0;
+	accounts_set_total(&broker->accounts, ACCOUNT_FDS, broker->fd_budget);
+	log_write(LOG_FD_BUDGET, LOG_NO_UID, NULL,
+		  "%" PRIu64 " fds for clients: a connection takes 2, a lease page 1, a piece of memory up to 2", broker->fd_budget);
+}
+
+static void broker_init_barrier(Broker *broker) {
+	int commands = barrier_query();
+
+	broker->barrier = commands > 0 && commands & BARRIER_GLOBAL_EXPEDITED && !barrier_global();
+	snprintf(broker->barrier_reason, sizeof(broker->barrier_reason), "%s",
+		 broker->barrier ? "lease pages may be asymmetric" :
+		 commands < 0 ? strerror(-commands) : "no GLOBAL_EXPEDITED");
+	if (!broker->barrier)
+		log_write(LOG_MEMBARRIER, LOG_NO_UID, NULL, "membarrier is not available (%s): leases are counted by locked instructions",
+			  broker->barrier_reason);
+}
+
+static int broker_listen(Broker *broker) {
+	const StringList *paths = &broker->config->sockets;
+	int r;
+
+	r = notify_listen_fds(&broker->listen_fds, &broker->n_listeners);
+	if (r)
+		return r;
+	broker->sockets_are_ours = !broker->n_listeners;
+	if (broker->sockets_are_ours) {
+		free(broker->listen_fds);
+		broker->listen_fds = calloc(paths->n, sizeof(*broker->listen_fds));
+		if (paths->n && !broker->listen_fds)
+			return -ENOMEM;
+		for (size_t i = 0; i < paths->n; ++i) {
+			r = listen_at(paths->items[i], broker->config->socket_mode, broker->config->socket_group);
+			if (r < 0) {
+				log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "%s: %s", paths->items[i], strerror(-r));
+				return r;
+			}
+			broker->listen_fds[broker->n_listeners++] = r;
+		}
+	}
+	if (!broker->n_listeners) {
+		log_write(LOG_CONFIG_ERROR, LOG_NO_UID, NULL, "there is no socket to listen on");
+		return -EINVAL;
+	}
+	broker->listeners = calloc(broker->n_listeners, sizeof(*broker->listeners));
+	if (!broker->listeners)
+		return -ENOMEM;
+	for (size_t i = 0; i < broker->n_listeners; ++i) {
+		broker->listeners[i].broker = broker;
+		broker->listeners[i].listener.fd = broker->listen_fds[i];
+		broker->listeners[i].listener.on_accept = on_accept;
+		r = loop_listener_link(broker->loop, &broker->listeners[i].listener);
+		if (r)
+			return r;
+	}
+	return 0;
+}
+
+static int broker_init_memory(Broker *broker) {
+	int r;
+
+	r = registry_init(&broker->registry, broker->config->capacity, broker->config->sessions);
+	if (!r)
+		r = ledger_init(&broker->ledger, broker->config->sessions, broker->config->capacity,
+				broker->registry.shape.epoch);
+	/* ids of one boot are not those of another */
+	broker->last_session = broker->last_lease = broker->objects.last_id = layout_generation(broker->registry.shape.epoch, 0);
+	broker->objects.closer = broker->closer;
+	return r;
+}
+
+int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_kind) {
+	Broker *broker = calloc(1, sizeof(*broker));
+	int r;
+
+	if (!broker) {
+		config_free(config);
+		return -ENOMEM;
+	}
+	broker->config = config;
+	broker->paths = *paths;
+	broker->signal_fd = -EBADF;
+	broker->registry.fd = broker->registry.read_only_fd = broker->ledger.fd = -EBADF;
+	list_init(&broker->sessions);
+	list_init(&broker->dying);
+	list_init(&broker->kept);
+	list_init(&broker->scan);
+	list_init(&broker->lost);
+	broker->closer_timer.on_time = on_closer_time;
+	broker->detached_timer.on_time = on_detached_time;
+	broker->watchdog_timer.on_time = on_watchdog_time;
+	accounts_init(&broker->accounts);
+	accounts_configure(&broker->accounts, config);
+	accounts_set_total(&broker->accounts, ACCOUNT_REGIONS, config->capacity);
+	/* tokens and keys of clients are in this memory */
+	(void)prctl(PR_SET_DUMPABLE, 0);
+
+	broker->reply = aligned_alloc(64, WIRE_MESSAGE_MAX);
+	r = broker->reply ? closer_new(&broker->closer) : -ENOMEM;
+	if (!r)
+		r = loop_new(&broker->loop, loop_kind >= 0 ? loop_kind : config->loop, broker->closer);
+	if (!r)
+		r = broker_init_memory(broker);
+	if (!r)
+		r = broker_init_signals(broker);
+	if (r) {
+		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "the broker cannot start: %s", strerror(-r));
+		broker_free(broker);
+		return r;
+	}
+	loop_set_turn(broker->loop, on_turn, broker);
+	broker->start_ns = loop_now(broker->loop);
+	log_write(LOG_START, LOG_NO_UID, NULL, "shmbrokerd %s, loop %s (%s)", PACKAGE_VERSION, loop_name(broker->loop),
+		  loop_reason(broker->loop));
+	broker_init_barrier(broker);
+	r = broker_listen(broker);
+	if (r) {
+		broker_free(broker);
+		return r;
+	}
+	broker_init_fd_budget(broker);
+	*ret = broker;
+	return 0;
+}
+
+int broker_run(Broker *broker) {
+	int r;
+
+	if (notify_watchdog_interval_ns())
+		loop_timer_set(broker->loop, &broker->watchdog_timer, loop_now(broker->loop) + notify_watchdog_interval_ns());
+	notify_ready(NULL);
+	broker_status(broker);
+	log_write(LOG_READY, LOG_NO_UID, NULL, "ready");
+	r = loop_run(broker->loop);
+	notify_stopping();
+	log_write(LOG_STOP, LOG_NO_UID, NULL, r ? "the loop broke: %s" : "stopping%s", r ? strerror(-r) : "");
+	return r;
+}
+
+static void broker_free_regions(Broker *broker) {
+	for (uint32_t slot = 0; slot < broker->registry.n_used; ++slot)
+		region_free(broker->registry.regions[slot]);
+}
+
+Broker *broker_free(Broker *broker) {
+	if (!broker)
+		return NULL;
+	for (size_t i = 0; i < broker->n_listeners; ++i) {
+		if (broker->listeners)
+			loop_listener_unlink(&broker->listeners[i].listener);
+		(void)close_fd(broker->listen_fds[i]);
+		if (broker->sockets_are_ours)
+			(void)unlink(broker->config->sockets.items[i]);
+	}
+	/* consumers that are left behind must not acquire any more */
+	if (broker->registry.header)
+		atomic_store(&broker->registry.header->state, LAYOUT_CLOSED);
+	sessions_abandon(broker);
+	broker_free_regions(broker);
+	if (broker->loop) {
+		loop_poll_unlink(&broker->signal_poll);
+		loop_timer_unlink(&broker->closer_timer);
+		loop_timer_unlink(&broker->detached_timer);
+		loop_timer_unlink(&broker->watchdog_timer);
+	}
+	(void)close_fd(broker->signal_fd);
+	ledger_deinit(&broker->ledger);
+	registry_deinit(&broker->registry);
+	loop_free(broker->loop);
+	closer_free(broker->closer);
+	table_deinit(&broker->objects.table);
+	table_deinit(&broker->session_table);
+	accounts_deinit(&broker->accounts);
+	config_free(broker->config);
+	free(broker->listeners);
+	free(broker->listen_fds);
+	free(broker->reply);
+	free(broker);
+	return NULL;
+}

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "broker.h"
+#include "dispatch.h"
+#include "lease.h"
+#include "region.h"
+#include "session.h"
+#include "wire/fd.h"
+#include "wire/name.h"
+#include "wire/range.h"
+
+/* what a session may have of a region, or why not */
+static int check_use(const Session *session, const Region *region, uint32_t access, const char **ret_why) {
+	if (!(session->roles & WIRE_ROLE_CONSUMER)) {
+		*ret_why = "this session has not the role consumer";
+		return SHMB_E_PERMISSION;
+	}
+	if (!region_admits(region, session)) {
+		*ret_why = "the region's access list does not name this user";
+		return SHMB_E_PERMISSION;
+	}
+	if (!(access & WIRE_ACCESS_READ) || access & ~(uint32_t)(WIRE_ACCESS_READ | WIRE_ACCESS_WRITE)) {
+		*ret_why = "access is READ, or READ and WRITE";
+		return SHMB_E_INVALID;
+	}
+	if (access & ~region->access) {
+		*ret_why = "the region is offered for reading only";
+		return SHMB_E_ACCESS;
+	}
+	if (!(access & WIRE_ACCESS_WRITE) && region->object->key.mode != O_RDONLY && region->object->read_only_fd < 0) {
+		*ret_why = "no read-only fd: the owner sent none and the broker cannot open the memory again";
+		return SHMB_E_NO_READ_ONLY_FD;
+	}
+	return 0;
+}
+
+static int object_fd(const Object *object, uint32_t access) {
+	return access & WIRE_ACCESS_WRITE || object->read_only_fd < 0 ? object->fd : object->read_only_fd;
+}
+
+/* finds a region that still grants leases; what is over is not found */
+static Region *find_active(Broker *broker, const WireLookup *lookup, int *ret_code, const char **ret_why) {
+	Region *region;
+
+	*ret_code = wire_name_check(lookup->name, lookup->entry.name_length, ret_why);
+	if (*ret_code)
+		return NULL;
+	region = registry_find(&broker->registry, lookup->name, lookup->entry.name_length);
+	if (!region) {
+		*ret_code = SHMB_E_NOT_FOUND;
+		*ret_why = "no such region";
+	}
+	return region;
+}
+
+static int lookup_window(const Region *region, const WireLookupEntry *entry, uint64_t *ret_size, const char **ret_why) {
+	uint64_t size = entry->size;
+
+	if (size == WIRE_REST && entry->offset <= region->size)
+		size = region->size - entry->offset;
+	if (!range_within(entry->offset, size, region->size)) {
+		*ret_why = "offset and size are not within the region";
+		return SHMB_E_OUT_OF_BOUNDS;
+	}
+	*ret_size = size;
+	return 0;
+}
+
+static int lookup_one(Request *request, const WireLookup *lookup, WireLookupResult *ret, int *fds, uint32_t *n_fds,
+		      const char **ret_why) {
+	Session *session = request->session;
+	const WireLookupEntry *entry = &lookup->entry;
+	Region *region;
+	Lease *lease = NULL;
+	uint64_t size;
+	int r;
+
+	region = find_active(session->broker, lookup, &r, ret_why);
+	if (!region)
+		return r;
+	r = check_use(session, region, entry->access, ret_why);
+	if (!r)
+		r = lookup_window(region, entry, &size, ret_why);
+	if (r)
+		return r;
+	if (!(entry->flags & WIRE_LOOKUP_NO_LEASE)) {
+		r = lease_new(session, region, &lease);
+		if (r) {
+			*ret_why = "this user's quota of leases is used up";
+			return r < 0 ? r : SHMB_E_QUOTA;
+		}
+	}
+	*ret = (WireLookupResult){
+		.slot = region->slot,
+		.generation = region->generation,
+		.lease = lease ? lease->id : 0,
+		.offset = region->offset + entry->offset,
+		.size = size,
+		.object = region->object->id,
+		.object_size = region->object->size,
+		.flags = region->flags,
+		.kind = region->kind,
+		.access = (uint8_t)entry->access,
+		.fd_index = WIRE_NO_FD,
+	};
+	if (entry->flags & WIRE_LOOKUP_WANT_FD) {
+		ret->fd_index = (uint16_t)*n_fds;
+		fds[(*n_fds)++] = object_fd(region->object, entry->access);
+	}
+	return 0;
+}
+
+int dispatch_lookup(Request *request) {
+	Broker *broker = request->session->broker;
+	WireLookup entries[WIRE_BATCH_MAX];
+	WireCountHead head = {};
+	int fds[WIRE_BATCH_MAX];
+	uint32_t n_fds = 0;
+
+	if (wire_read_lookup(&request->body, entries, &head.count))
+		return DISPATCH_MALFORMED;
+	request_reply(request);
+	wire_write(&request->reply, &head, sizeof(head));
+	for (uint32_t i = 0; i < head.count; ++i) {
+		WireLookupResult result = { .fd_index = WIRE_NO_FD };
+		const char *why = "";
+		int r = lookup_one(request, &entries[i], &result, fds, &n_fds, &why);
+
+		if (r < 0) {
+			r = SHMB_E_AGAIN;
+			why = "the broker is out of memory";
+		}
+		if (r) {
+			broker->stats.lookups_refused++;
+			result = (WireLookupResult){ .code = (uint32_t)r, .fd_index = WIRE_NO_FD };
+			result.text_length = request_text_length(why);
+		} else {
+			broker->stats.lookups++;
+		}
+		wire_write(&request->reply, &result, sizeof(result));
+		wire_write(&request->reply, why, result.text_length);
+	}
+	request_send(request, fds, n_fds);
+	return 0;
+}
+
+int dispatch_release(Request *request) {
+	Session *session = request->session;
+	uint64_t ids[WIRE_BATCH_MAX];
+	WireCountHead head = {};
+
+	if (wire_read_release(&request->body, ids, &head.count))
+		return DISPATCH_MALFORMED;
+	request_reply(request);
+	wire_write(&request->reply, &head, sizeof(head));
+	for (uint32_t i = 0; i < head.count; ++i) {
+		WireReleaseResult result = {};
+		Lease *lease = lease_find(session, ids[i]);
+
+		if (!lease) {
+			result.code = SHMB_E_STALE;
+		} else {
+			session->broker->stats.releases++;
+			if (lease->region)
+				region_rescan(lease->region);
+			else
+				result.code = SHMB_E_REVOKED;
+			lease_free(lease);
+		}
+		wire_write(&request->reply, &result, sizeof(result));
+	}
+	request_send(request, NULL, 0);
+	return 0;
+}
+
+int dispatch_attach(Request *request) {
+	Session *session = request->session;
+	Broker *broker = session->broker;
+	WireAttachRequest attach;
+	WireAttachReply reply;
+	uint32_t lanes, mode;
+	int fds[2], r;
+
+	if (wire_read_fixed(&request->body, &attach, sizeof(attach)) || attach.mode > WIRE_ATTACH_RMW ||
+	    attach.lanes == 1 || attach.lanes > LAYOUT_LANES_MAX)
+		return DISPATCH_MALFORMED;
+	if (!(session->roles & WIRE_ROLE_CONSUMER))
+		return request_refuse(request, SHMB_E_PERMISSION, "this session has not the role consumer");
+	if (session->attached)
+		return request_refuse(request, SHMB_E_STATE, "a lease page is attached already");
+	r = account_charge(&session->page.charge, session->account, ACCOUNT_FDS, 1);
+	if (r < 0)
+		return r;
+	if (r)
+		return request_refuse(request, SHMB_E_NO_FDS, "no fds for a lease page");
+
+	lanes = attach.lanes ?: broker->config->lanes;
+	mode = attach.mode == WIRE_ATTACH_ASYMMETRIC && broker->barrier ? WIRE_ATTACH_ASYMMETRIC : WIRE_ATTACH_RMW;
+	r = page_init(&session->page, session, broker->registry.shape.capacity, lanes, mode, &fds[1]);
+	if (r)
+		return r;
+	session->attached = true;
+	ledger_put_session(&broker->ledger, session);
+
+	reply = (WireAttachReply){
+		.mode = mode,
+		.lanes = lanes,
+		.capacity = broker->registry.shape.capacity,
+		.session_index = session->index,
+		.registry_size = broker->registry.shape.total_size,
+		.page_size = session->page.shape.total_size,
+		.epoch = broker->registry.shape.epoch,
+	};
+	fds[0] = broker->registry.read_only_fd;
+	request_reply(request);
+	wire_write(&request->reply, &reply, sizeof(reply));
+	request_send(request, fds, 2);
+	return 0;
+}
+
+static int map_refuse_state(Request *request, const Region *region) {
+	if (!region)
+		return request_refuse(request, SHMB_E_STALE, "that generation is over");
+	if (region->state == WIRE_STATE_REVOKED)
+		return request_refuse(request, SHMB_E_REVOKED, "revoked");
+	if (region->state == WIRE_STATE_RETIRING)
+		return request_refuse(request, SHMB_E_RETIRING, "retiring: no new leases");
+	return 0;
+}
+
+int dispatch_map(Request *request) {
+	Session *session = request->session;
+	WireMapRequest asked;
+	WireMapReply reply;
+	Region *region;
+	Map *map;
+	int fd, r;
+
+	if (wire_read_fixed(&request->body, &asked, sizeof(asked)) || asked.reserved || asked.flags & ~(uint32_t)WIRE_MAP_WANT_FD)
+		return DISPATCH_MALFORMED;
+	region = registry_at(&session->broker->registry, asked.slot, asked.generation);
+	r = map_refuse_state(request, region) ?: check_use(session, region, asked.access, &request->why);
+	if (r)
+		return r;
+	r = map_new(session, region, (uint8_t)asked.access, &map);
+	if (r > 0)
+		return request_refuse(request, SHMB_E_QUOTA, "this user's quota of maps is used up");
+	if (r)
+		return r;
+	session->broker->stats.maps++;
+
+	reply = (WireMapReply){
+		.generation = region->generation,
+		.object = region->object->id,
+		.object_size = region->object->size,
+		.offset = region->offset,
+		.size = region->size,
+		.flags = region->flags,
+		.kind = region->kind,
+		.access = (uint8_t)asked.access,
+	};
+	fd = object_fd(region->object, asked.access);
+	request_reply(request);
+	wire_write(&request->reply, &reply, sizeof(reply));
+	request_send(request, &fd, asked.have_object != region->object->id || asked.flags & WIRE_MAP_WANT_FD);
+	return 0;
+}
+
+int dispatch_unmap(Request *request) {
+	Session *session = request->session;
+	WireUnmapRequest asked;
+	Region *region;
+	Map *map;
+
+	if (wire_read_fixed(&request->body, &asked, sizeof(asked)) || asked.reserved)
+		return DISPATCH_MALFORMED;
+	region = registry_at(&session->broker->registry, asked.slot, asked.generation);
+	map = region ? map_find(session, region) : NULL;
+	if (!map)
+		return request_refuse(request, SHMB_E_STALE, "that generation is not mapped");
+	if (map_count(map))
+		return request_refuse(request, SHMB_E_IN_USE, "the lease page counts leases on it");
+	map_free(map);
+	region_rescan(region);
+	request_reply(request);
+	request_send(request, NULL, 0);
+	return 0;
+}
+
+int dispatch_notify(Request *request) {
+	Session *session = request->session;
+	WireNotify notify;
+	Region *region;
+
+	if (wire_read_fixed(&request->body, &notify, sizeof(notify)))
+		return DISPATCH_MALFORMED;
+	session->broker->stats.notifies++;
+	region = registry_at(&session->broker->registry, notify.slot, notify.generation);
+	if (region && map_find(session, region))
+		region_rescan(region);
+	return 0;
+}

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "broker.h"
+#include "dispatch.h"
+#include "event.h"
+#include "log.h"
+#include "policy.h"
+#include "session.h"
+#include "wire/fd.h"
+
+#define FEATURES (WIRE_FEATURE_LEASE_PAGE | WIRE_FEATURE_EVENTS)
+
+void request_reply(Request *request) {
+	wire_write_begin(&request->reply, request->session->broker->reply, WIRE_MESSAGE_MAX, request->header.opcode,
+			 WIRE_FLAG_REPLY, request->header.serial);
+}
+
+void request_send(Request *request, int *fds, size_t n_fds) {
+	session_send(request->session, request->reply.buffer, wire_write_end(&request->reply), fds, n_fds);
+}
+
+int request_refuse(Request *request, uint32_t code, const char *text) {
+	request->why = text;
+	return (int)code;
+}
+
+uint16_t request_text_length(const char *text) {
+	return (uint16_t)strnlen(text, WIRE_TEXT_MAX);
+}
+
+static int check_roles(Request *request, const WireHelloRequest *hello) {
+	Session *session = request->session;
+	uint32_t missing = hello->roles & ~session->allowed_roles;
+
+	if (hello->roles & ~(uint32_t)(WIRE_ROLE_OWNER | WIRE_ROLE_CONSUMER | WIRE_ROLE_ADMIN))
+		return request_refuse(request, SHMB_E_INVALID, "unknown roles");
+	if (!missing && session->allowed_roles)
+		return 0;
+	snprintf(request->text, sizeof(request->text), "uid %u may not be%s%s%s", session->peer.uid,
+		 missing & WIRE_ROLE_OWNER || !session->allowed_roles ? " owner" : "",
+		 missing & WIRE_ROLE_CONSUMER || !session->allowed_roles ? " consumer" : "",
+		 missing & WIRE_ROLE_ADMIN ? " admin" : "");
+	log_write(LOG_PEER_DENIED, session->peer.uid, NULL, "pid %d: %s", (int)session->peer.pid, request->text);
+	return request_refuse(request, SHMB_E_PERMISSION, request->text);
+}
+
+static int dispatch_hello(Request *request) {
+	Session *session = request->session;
+	Broker *broker = session->broker;
+	WireHelloRequest hello;
+	WireHelloReply reply;
+	int r;
+
+	if (wire_read_hello(&request->body, &hello))
+		return DISPATCH_MALFORMED;
+	if (session->state != SESSION_NEW)
+		return request_refuse(request, SHMB_E_STATE, "the session is open already");
+	if (hello.version < WIRE_VERSION) {
+		snprintf(request->text, sizeof(request->text), "the client speaks version %u at most, this broker %u",
+			 hello.version, WIRE_VERSION);
+		return request_refuse(request, SHMB_E_VERSION, request->text);
+	}
+	if (hello.session)
+		return request_refuse(request, SHMB_E_STALE, "no such session to resume: open a new one");
+	r = check_roles(request, &hello);
+	if (r)
+		return r;
+	if (session->peer.uid == geteuid() && !broker->config->shared_uid)
+		log_write(LOG_OWN_UID_CLIENT, session->peer.uid, NULL,
+			  "pid %d has the broker's own uid %u: such a client can starve the broker (shared_uid = yes accepts it)",
+			  (int)session->peer.pid, session->peer.uid);
+
+	session->roles = hello.roles ?: session->allowed_roles;
+	session->accept_unsealed = hello.flags & WIRE_HELLO_ACCEPT_UNSEALED;
+	session->state = SESSION_OPEN;
+	loop_timer_unlink(&session->hello_timer);
+	session_reload(session);
+	registry_session_set(&broker->registry, session->index, session->id);
+	ledger_put_session(&broker->ledger, session);
+
+	reply = (WireHelloReply){
+		.version = WIRE_VERSION,
+		.roles = session->roles,
+		.features = FEATURES,
+		.session = session->id,
+		.epoch = broker->registry.shape.epoch,
+		.rights = session->rights,
+		.session_index = session->index,
+		.max_message = WIRE_MESSAGE_MAX,
+		.max_fds = WIRE_FDS_MAX,
+		.max_batch = WIRE_BATCH_MAX,
+		.max_outstanding = WIRE_OUTSTANDING_MAX,
+		.version_length = sizeof(PACKAGE_VERSION) - 1,
+	};
+	memcpy(reply.token.bytes, session->token, sizeof(session->token));
+	request_reply(request);
+	wire_write(&request->reply, &reply, sizeof(reply));
+	wire_write(&request->reply, PACKAGE_VERSION, sizeof(PACKAGE_VERSION) - 1);
+	request_send(request, NULL, 0);
+	event_session(WIRE_EVENT_JOINED, session);
+	return 0;
+}
+
+static int dispatch_ping(Request *request) {
+	WirePing ping;
+
+	if (wire_read_fixed(&request->body, &ping, sizeof(ping)))
+		return DISPATCH_MALFORMED;
+	request_reply(request);
+	wire_write(&request->reply, &ping, sizeof(ping));
+	request_send(request, NULL, 0);
+	return 0;
+}
+
+static int dispatch_subscribe(Request *request) {
+	WireSubscribeRequest subscribe;
+
+	if (wire_read_fixed(&request->body, &subscribe, sizeof(subscribe)) || subscribe.reserved)
+		return DISPATCH_MALFORMED;
+	event_subscribe(request->session, subscribe.mask);
+	ledger_put_session(&request->session->broker->ledger, request->session);
+	request_reply(request);
+	request_send(request, NULL, 0);
+	return 0;
+}
+
+static int (*const handlers[_WIRE_OP_N])(Request *request) = {
+	[WIRE_OP_HELLO] = dispatch_hello,
+	[WIRE_OP_PING] = dispatch_ping,
+	[WIRE_OP_INFO] = dispatch_info,
+	[WIRE_OP_REGISTER] = dispatch_register,
+	[WIRE_OP_UNREGISTER] = dispatch_unregister,
+	[WIRE_OP_LOOKUP] = dispatch_lookup,
+	[WIRE_OP_RELEASE] = dispatch_release,
+	[WIRE_OP_ATTACH] = dispatch_attach,
+	[WIRE_OP_MAP] = dispatch_map,
+	[WIRE_OP_UNMAP] = dispatch_unmap,
+	[WIRE_OP_NOTIFY] = dispatch_notify,
+	[WIRE_OP_STATUS] = dispatch_status,
+	[WIRE_OP_CLIENTS] = dispatch_clients,
+	[WIRE_OP_STATS] = dispatch_stats,
+	[WIRE_OP_SUBSCRIBE] = dispatch_subscribe,
+};
+
+/* the peer cannot be trusted to count bytes: it is told once, if it can be, and is gone */
+static void dispatch_malformed(Session *session, const WireHeader *header, const char *why) {
+	uint8_t buffer[WIRE_ERROR_REPLY_MAX] __attribute__((aligned(8)));
+	size_t size;
+
+	session->broker->stats.messages_malformed++;
+	log_write(LOG_PEER_PROTOCOL, session->peer.uid, NULL, "pid %d of uid %u sent a malformed message: %s",
+		  (int)session->peer.pid, session->peer.uid, why);
+	if (!session->conn.out_messages) {
+		size = wire_write_error(buffer, header->opcode, header->serial, SHMB_E_INVALID, why);
+		(void)fd_send(session->conn.fd, buffer, size, NULL, 0, MSG_DONTWAIT);
+	}
+	session_disconnect(session, 0, why);
+}
+
+static int dispatch_request(Request *request) {
+	uint16_t opcode = request->header.opcode;
+
+	if (opcode >= _WIRE_OP_N || !handlers[opcode])
+		return SHMB_E_UNKNOWN_OP;
+	return handlers[opcode](request);
+}
+
+void dispatch(Session *session, LoopMessage *message) {
+	Request request = { .session = session, .fds = message->fds, .n_fds = message->n_fds };
+	Broker *broker = session->broker;
+	int r;
+
+	broker->stats.messages++;
+	broker->stats.fds_received += message->n_fds;
+	if (message->truncated || wire_header_read(message->data, message->size, &request.header) ||
+	    request.header.flags || !request.header.serial) {
+		dispatch_malformed(session, &(WireHeader){ .opcode = WIRE_OP_HELLO },
+				   message->truncated ? "a message of more than 65536 bytes" : "a malformed header");
+		return;
+	}
+	if (session->state == SESSION_NEW && request.header.opcode != WIRE_OP_HELLO) {
+		session_error(session, request.header.opcode, request.header.serial, SHMB_E_STATE,
+			      "the first message must be HELLO");
+		dispatch_malformed(session, &request.header, "no HELLO");
+		return;
+	}
+	if (message->n_fds > WIRE_FDS_MAX || (message->n_fds && request.header.opcode != WIRE_OP_REGISTER)) {
+		dispatch_malformed(session, &request.header, message->n_fds > WIRE_FDS_MAX ? "more than 64 fds" :
+				   "fds with a message that takes none");
+		return;
+	}
+	if (message->fds_lost) {
+		/* our own shortage: what did arrive is closed, the peer may ask again */
+		broker->stats.fds_lost++;
+		session_error(session, request.header.opcode, request.header.serial, SHMB_E_AGAIN,
+			      "the broker had no room for the fds: try again");
+		return;
+	}
+
+	request.body = wire_reader_body(message->data, message->size);
+	r = dispatch_request(&request);
+	if (r == DISPATCH_MALFORMED) {
+		dispatch_malformed(session, &request.header, "a malformed body");
+	} else if (r < 0) {
+		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "%s: %s", wire_opcode_name(request.header.opcode),
+			  strerror(-r));
+		session_error(session, request.header.opcode, request.header.serial, SHMB_E_AGAIN,
+			      r == -ENOMEM ? "the broker is out of memory" : strerror(-r));
+	} else if (r > 0 && request.header.opcode != WIRE_OP_NOTIFY) {
+		session_error(session, request.header.opcode, request.header.serial, (uint32_t)r, request.why);
+		if (session->state == SESSION_NEW)
+			session_disconnect(session, 0, request.why ?: wire_error_text((uint32_t)r));
+	}
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "config.h"
+#include "listen.h"
+#include "wire/fd.h"
+
+#define BACKLOG 4096
+
+/* true when the file at the path is a socket that nobody listens on */
+static bool is_left_over(const struct sockaddr_un *address) {
+	_cleanup_(closep) int fd = -EBADF;
+	struct stat st;
+
+	if (lstat(address->sun_path, &st) < 0 || !S_ISSOCK(st.st_mode))
+		return false;
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	return fd >= 0 && connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0 && errno == ECONNREFUSED;
+}
+
+int listen_at(const char *path, uint32_t mode, uint32_t gid) {
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	_cleanup_(closep) int fd = -EBADF;
+	mode_t mask;
+	int r;
+
+	if (strlen(path) >= sizeof(address.sun_path))
+		return -ENAMETOOLONG;
+	strcpy(address.sun_path, path);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return -errno;
+	/* nobody may connect before the mode and the group are what they should be */
+	mask = umask(0177);
+	r = bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ? -errno : 0;
+	if (r == -EADDRINUSE && is_left_over(&address) && !unlink(path))
+		r = bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ? -errno : 0;
+	umask(mask);
+	if (r)
+		return r;
+	if ((gid != CONFIG_NO_ID && chown(path, (uid_t)-1, gid) < 0) || chmod(path, mode) < 0 ||
+	    listen(fd, BACKLOG) < 0) {
+		r = -errno;
+		unlink(path);
+		return r;
+	}
+	return steal_fd(&fd);
+}

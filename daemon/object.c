@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include "object.h"
+#include "region.h"
+#include "wire/compat.h"
+#include "wire/fd.h"
+#include "wire/range.h"
+
+#define WHY(_why, ...) ((void)snprintf((_why), WIRE_TEXT_MAX, __VA_ARGS__))
+
+static bool seals_are_enough(int seals, bool hugetlb) {
+	int needed = F_SEAL_SHRINK | F_SEAL_SEAL;
+
+	if ((seals & needed) != needed)
+		return false;
+	/* punching holes and draining the pool kills a reader of hugetlbfs otherwise */
+	return !hugetlb || seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE);
+}
+
+static const char *seals_missing(int seals, bool hugetlb) {
+	if (!(seals & F_SEAL_SHRINK))
+		return seals & F_SEAL_SEAL ? "it has no F_SEAL_SHRINK and cannot get one" : "it has no F_SEAL_SHRINK";
+	if (!(seals & F_SEAL_SEAL))
+		return "it has no F_SEAL_SEAL";
+	return hugetlb ? "hugetlb memory needs F_SEAL_WRITE or F_SEAL_FUTURE_WRITE" : "";
+}
+
+static int read_only_fd_check(int fd, const struct stat *memory, char *why) {
+	struct stat st;
+	int mode;
+
+	if (fd_seals(fd) < 0) {
+		WHY(why, "the read-only fd is not a memfd, tmpfs or hugetlbfs file");
+		return SHMB_E_BAD_FD;
+	}
+	mode = fcntl(fd, F_GETFL);
+	if (mode < 0 || mode & O_PATH || (mode & O_ACCMODE) != O_RDONLY) {
+		WHY(why, "the read-only fd is not opened read-only");
+		return SHMB_E_BAD_FD;
+	}
+	if (fstat(fd, &st) < 0 || st.st_dev != memory->st_dev || st.st_ino != memory->st_ino) {
+		WHY(why, "the read-only fd is not the same memory");
+		return SHMB_E_BAD_FD;
+	}
+	return 0;
+}
+
+int object_fds_check(int fd, int read_only_fd, bool accept_unsealed, bool require_allocated, ObjectFds *ret, char *why) {
+	struct statfs sfs;
+	struct stat st;
+	bool hugetlb, sealed;
+	int seals, mode, r;
+
+	/* only shmem and hugetlbfs answer this, and they never ask a file system's server */
+	seals = fd_seals(fd);
+	if (seals < 0) {
+		WHY(why, "not a memfd, tmpfs (POSIX shm) or hugetlbfs file");
+		return SHMB_E_BAD_FD;
+	}
+	mode = fcntl(fd, F_GETFL);
+	if (mode < 0 || mode & O_PATH || (mode & O_ACCMODE) == O_WRONLY) {
+		WHY(why, "the fd is write-only: consumers could not map it");
+		return SHMB_E_BAD_FD;
+	}
+	if (fstat(fd, &st) < 0 || fstatfs(fd, &sfs) < 0) {
+		WHY(why, "fstat: %s", strerror(errno));
+		return SHMB_E_BAD_FD;
+	}
+	if (!S_ISREG(st.st_mode)) {
+		WHY(why, "not a regular file");
+		return SHMB_E_BAD_FD;
+	}
+	hugetlb = (uint32_t)sfs.f_type == (uint32_t)HUGETLBFS_MAGIC;
+	sealed = seals_are_enough(seals, hugetlb);
+	if (!sealed && !accept_unsealed) {
+		WHY(why, "the memory can be truncated by others: %s (policy: unsealed = refuse)",
+		    seals_missing(seals, hugetlb));
+		return SHMB_E_UNSEALED;
+	}
+	if (require_allocated && (uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size) {
+		WHY(why, "%llu of %llu bytes are allocated (policy: require_allocated = yes)",
+		    (unsigned long long)st.st_blocks * 512, (unsigned long long)st.st_size);
+		return SHMB_E_SPARSE;
+	}
+	if (read_only_fd >= 0) {
+		r = read_only_fd_check(read_only_fd, &st, why);
+		if (r)
+			return r;
+	}
+
+	*ret = (ObjectFds){
+		.fd = fd,
+		.read_only_fd = read_only_fd,
+		.device = st.st_dev,
+		.inode = st.st_ino,
+		.size = (uint64_t)st.st_size,
+		.mode = (uint32_t)(mode & O_ACCMODE),
+		.flags = (sealed ? 0 : WIRE_REGION_UNSEALED) | (hugetlb ? WIRE_REGION_HUGETLB : 0) |
+			 ((uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size ? WIRE_REGION_SPARSE : 0),
+		.read_only_enforced = seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE) || !(st.st_mode & 0222),
+	};
+	return 0;
+}
+
+static uint64_t key_hash(const ObjectKey *key) {
+	/* inode numbers are the kernel's, but an owner can collect memory with numbers of its liking: chains
+	 * that it makes long are those of its own session */
+	return table_hash(table_hash(key->inode ^ (uint64_t)key->device << 40) ^ key->session ^
+			  (uint64_t)key->uid << 32 ^ key->mode);
+}
+
+static bool acl_equal(const Object *object, const WireAclEntry *acl, uint32_t n_acl) {
+	return object->n_acl == n_acl && (!n_acl || !memcmp(object->acl, acl, n_acl * sizeof(*acl)));
+}
+
+static Object *objects_find(Objects *objects, const ObjectKey *key) {
+	table_for_each(link, &objects->table, key_hash(key)) {
+		Object *object = container_of(link, Object, link);
+
+		if (object->key.session == key->session && object->key.uid == key->uid &&
+		    object->key.mode == key->mode && object->key.device == key->device &&
+		    object->key.inode == key->inode)
+			return object;
+	}
+	return NULL;
+}
+
+/* takes a received fd over, or duplicates one that another object has taken; -EBADF on failure */
+static int take_fd(int fd, bool *taken) {
+	int duplicate;
+
+	if (!*taken) {
+		*taken = true;
+		return fd;
+	}
+	duplicate = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	return duplicate < 0 ? -EBADF : duplicate;
+}
+
+/* the owner's own read-only fd if it sent one, else whatever the kernel lets us open */
+static int take_read_only_fd(ObjectFds *fds) {
+	if (fds->read_only_fd >= 0)
+		return take_fd(fds->read_only_fd, &fds->read_only_fd_taken);
+	if (fds->mode == O_RDONLY)
+		return -EBADF;
+	return fd_reopen(fds->fd, O_RDONLY);
+}
+
+int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account *account, const WireAclEntry *acl,
+		uint32_t n_acl, Object **ret) {
+	Object *object = objects_find(objects, key);
+	int r;
+
+	if (object) {
+		if (!acl_equal(object, acl, n_acl))
+			return OBJECT_E_ACCESS_DIFFERS;
+		if (object->size < fds->size)
+			object->size = fds->size;
+		*ret = object_ref(object);
+		return 0;
+	}
+
+	object = calloc(1, sizeof(*object) + n_acl * sizeof(*acl));
+	if (!object)
+		return -ENOMEM;
+	object->n_refs = 1;
+	object->objects = objects;
+	object->id = ++objects->last_id;
+	object->key = *key;
+	object->fd = object->read_only_fd = -EBADF;
+	object->size = fds->size;
+	object->flags = fds->flags;
+	object->read_only_enforced = fds->read_only_enforced;
+	object->n_acl = n_acl;
+	memcpy(object->acl, acl, n_acl * sizeof(*acl));
+	list_init(&object->regions);
+	objects->n++;
+
+	r = account_charge(&object->charge_bytes, account, ACCOUNT_BYTES, fds->size);
+	if (!r)
+		r = account_charge(&object->charge_fds, account, ACCOUNT_FDS, fds->mode == O_RDONLY ? 1 : 2);
+	if (r) {
+		object_unref(object);
+		return r == ACCOUNT_E_FULL ? OBJECT_E_NO_FDS : r > 0 ? OBJECT_E_QUOTA : r;
+	}
+	if (!table_insert(&objects->table, &object->link, key_hash(key))) {
+		object_unref(object);
+		return -ENOMEM;
+	}
+	object->fd = take_fd(fds->fd, &fds->fd_taken);
+	if (object->fd < 0) {
+		object_unref(object);
+		return OBJECT_E_NO_FDS;
+	}
+	object->read_only_fd = take_read_only_fd(fds);
+	if (object->read_only_fd < 0 && fds->mode != O_RDONLY)
+		object->flags |= WIRE_REGION_NO_READ_ONLY_FD;
+	*ret = object;
+	return 0;
+}
+
+Object *object_ref(Object *object) {
+	object->n_refs++;
+	return object;
+}
+
+Object *object_unref(Object *object) {
+	if (!object || --object->n_refs)
+		return NULL;
+
+	table_remove(&object->objects->table, &object->link);
+	closer_close(object->objects->closer, object->key.uid, object->fd);
+	closer_close(object->objects->closer, object->key.uid, object->read_only_fd);
+	account_refund(&object->charge_bytes);
+	account_refund(&object->charge_fds);
+	object->objects->n--;
+	free(object);
+	return NULL;
+}
+
+static uint64_t punch(Object *object, uint64_t begin, uint64_t end, char *why) {
+	if (begin >= end)
+		return 0;
+	if (fallocate(object->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin, (off_t)(end - begin)) < 0) {
+		WHY(why, "the pages cannot be given back: %s",
+		    errno == EPERM ? "the memory is sealed against writing" :
+		    errno == EBADF ? "the fd is read-only" : strerror(errno));
+		return 0;
+	}
+	return end - begin;
+}
+
+uint64_t object_discard(Object *object, uint64_t offset, uint64_t size, char *why) {
+	uint64_t page = object->flags & WIRE_REGION_HUGETLB ? UINT64_C(2) << 20 : (uint64_t)getpagesize();
+	uint64_t begin = (offset + page - 1) / page * page, end = (offset + size) / page * page, done = 0;
+	struct stat st;
+
+	why[0] = 0;
+	if (object->flags & WIRE_REGION_HUGETLB && !fstat(object->fd, &st) && st.st_blksize > 0) {
+		page = (uint64_t)st.st_blksize;
+		begin = (offset + page - 1) / page * page;
+		end = (offset + size) / page * page;
+	}
+	/* a last page that the memory's end cuts is whole for our purpose */
+	if (offset + size == object->size)
+		end = (offset + size + page - 1) / page * page;
+	while (begin < end && !why[0]) {
+		uint64_t stop = end, skip = 0;
+
+		/* the nearest other window at or after begin */
+		list_for_each(link, &object->regions) {
+			Region *other = container_of(link, Region, object_link);
+			uint64_t other_end = (other->offset + other->size + page - 1) / page * page;
+			uint64_t other_begin = other->offset / page * page;
+
+			if (other_end <= begin || other_begin >= stop)
+				continue;
+			stop = other_begin > begin ? other_begin : begin;
+			skip = other_end;
+		}
+		done += punch(object, begin, stop, why);
+		begin = skip ? skip : end;
+	}
+	if (done < size && !why[0])
+		WHY(why, "%llu of %llu bytes were given back: the other pages are shared with other regions",
+		    (unsigned long long)done, (unsigned long long)size);
+	return done < size ? done : size;
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Object: one piece of memory that an owner has passed, whatever number of regions are windows of it.
+ *
+ * Objects are keyed by (owning session or KEEP principal, device, inode, access mode of the fd), so that a
+ * region is never served by an fd that another principal supplied. An object lives as long as a region refers to
+ * it; it owns one fd, and one read-only fd where there is one, and pays its size to its uid once.
+ * Invariant: every region of an object has the object's access list.
+ */
+
+#include <sys/types.h>
+
+#include "account.h"
+#include "closer.h"
+#include "list.h"
+#include "table.h"
+#include "wire/codec.h"
+
+typedef struct Object Object;
+typedef struct Objects Objects;
+typedef struct ObjectKey ObjectKey;
+typedef struct ObjectFds ObjectFds;
+
+/* what was received and has passed object_fds_check() */
+struct ObjectFds {
+	int fd;				/* borrowed from the message */
+	int read_only_fd;		/* the same, -EBADF for none */
+	bool fd_taken;			/* an object has taken the fd over; another one has to duplicate it */
+	bool read_only_fd_taken;
+	dev_t device;
+	ino_t inode;
+	uint64_t size;
+	uint32_t mode;			/* O_RDONLY or O_RDWR */
+	uint32_t flags;			/* WIRE_REGION_* that follow from the memory */
+	bool read_only_enforced;
+};
+
+struct ObjectKey {
+	uint64_t session;		/* 0 for KEEP */
+	uint32_t uid;
+	uint32_t mode;
+	dev_t device;
+	ino_t inode;
+};
+
+struct Object {
+	unsigned long n_refs;
+	Objects *objects;
+	uint64_t id;			/* never used again */
+	ObjectKey key;
+	TableLink link;
+	int fd;
+	int read_only_fd;
+	uint64_t size;
+	uint32_t flags;
+	bool read_only_enforced;
+	List regions;			/* Region.object_link */
+	AccountCharge charge_bytes;
+	AccountCharge charge_fds;
+	uint32_t n_acl;
+	WireAclEntry acl[];
+};
+
+struct Objects {
+	Table table;
+	Closer *closer;
+	uint64_t last_id;
+	uint64_t n;
+};
+
+enum {
+	_OBJECT_E_SUCCESS,
+	OBJECT_E_QUOTA,
+	OBJECT_E_NO_FDS,
+	OBJECT_E_ACCESS_DIFFERS,
+};
+
+/*
+ * Looks at a received fd, F_GET_SEALS first and nothing else on an fd that fails it, and at its read-only
+ * companion (-EBADF for none). Borrows both. Returns 0, or a wire code (SHMB_E_BAD_FD, SHMB_E_UNSEALED,
+ * SHMB_E_SPARSE) with a sentence in @why, WIRE_TEXT_MAX bytes.
+ */
+int object_fds_check(int fd, int read_only_fd, bool accept_unsealed, bool require_allocated, ObjectFds *ret, char *why);
+
+/*
+ * Finds the object of @key, or makes one: takes the fds over only then, and marks them as taken in @fds. Gives a
+ * reference.
+ * Returns 0, OBJECT_E_*, or -ENOMEM.
+ */
+int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account *account, const WireAclEntry *acl,
+		uint32_t n_acl, Object **ret);
+Object *object_ref(Object *object);
+Object *object_unref(Object *object);
+
+/*
+ * Gives the whole pages of [@offset, @offset + @size) that no other region covers back to the system. Returns the
+ * bytes given back; less than all leaves a sentence in @why, else "".
+ */
+uint64_t object_discard(Object *object, uint64_t offset, uint64_t size, char *why);

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "broker.h"
+#include "event.h"
+#include "lease.h"
+#include "log.h"
+#include "policy.h"
+#include "region.h"
+#include "session.h"
+#include "wire/fd.h"
+#include "wire/name.h"
+#include "wire/range.h"
+
+#define WHY(_why, ...) ((void)snprintf((_why), WIRE_TEXT_MAX, __VA_ARGS__))
+
+static int refuse(char *why, int code, const char *text) {
+	WHY(why, "%s", text);
+	return code;
+}
+
+static int refuse_charge(Broker *broker, char *why, int r) {
+	if (r < 0)
+		return r;
+	broker->stats.quota_refusals++;
+	switch (r) {
+	case ACCOUNT_E_FULL:
+		return refuse(why, SHMB_E_NO_SLOTS, "the registry is full");
+	case ACCOUNT_E_SHARE:
+		return refuse(why, SHMB_E_QUOTA, "this user's fair share of the registry's slots is used up");
+	default:
+		return refuse(why, SHMB_E_QUOTA, "this user's quota of regions is used up");
+	}
+}
+
+bool region_admits(const Region *region, const Session *session) {
+	return !region->object || !region->object->n_acl || region_is_mine(region, session) ||
+	       policy_acl_admits(region->object->acl, region->object->n_acl, &session->peer);
+}
+
+bool region_is_mine(const Region *region, const Session *session) {
+	if (region->owner == session)
+		return true;
+	/* a peer that appears as the overflow uid has nothing uid-wide */
+	return region->flags & WIRE_REGION_KEPT && region->owner_uid == session->peer.uid && !session->peer.overflow_uid;
+}
+
+static int check_request(Session *session, const WireRegister *request, char *why) {
+	const WireRegisterEntry *entry = &request->entry;
+	const char *text;
+	int r;
+
+	if (!(session->roles & WIRE_ROLE_OWNER))
+		return refuse(why, SHMB_E_PERMISSION, "this session has not the role owner");
+	r = wire_name_check(request->name, entry->name_length, &text);
+	if (r)
+		return refuse(why, r, text);
+	if (entry->flags & WIRE_REGISTER_KEEP && !(session->rights & WIRE_RIGHT_KEEP))
+		return refuse(why, SHMB_E_PERMISSION, "KEEP needs the right keep");
+	if (entry->flags & WIRE_REGISTER_KEEP && session->peer.overflow_uid)
+		return refuse(why, SHMB_E_PERMISSION, "KEEP is not for users that this host cannot tell apart");
+	if (entry->principal != WIRE_ANY_UID && entry->principal != session->peer.uid &&
+	    !(session->rights & WIRE_RIGHT_DELEGATE))
+		return refuse(why, SHMB_E_PERMISSION, "acting for another user needs the right delegate");
+	if (!entry->size)
+		return refuse(why, SHMB_E_OUT_OF_BOUNDS, "the size is 0");
+	if (entry->kind != WIRE_KIND_MEMORY)
+		return refuse(why, SHMB_E_UNSUPPORTED,
+			      "GPU memory is not supported by this broker: it was built without CUDA");
+	return 0;
+}
+
+/* the region that may lose its name to the new one, or a refusal that tells nothing about it */
+static int check_name(Session *session, const WireRegister *request, uint32_t uid, Region **ret_replaces, char *why) {
+	Region *holder = registry_find(&session->broker->registry, request->name, request->entry.name_length);
+
+	if (!policy_admits_name(session->broker, uid, request->name, request->entry.name_length))
+		return refuse(why, SHMB_E_RESERVED, "names with that prefix are reserved for another user");
+	if (holder && !(request->entry.flags & WIRE_REGISTER_REPLACE))
+		return refuse(why, SHMB_E_EXISTS, "already exists");
+	if (holder && !region_is_mine(holder, session))
+		return refuse(why, SHMB_E_EXISTS, "already exists and is not this session's to replace");
+	*ret_replaces = holder;
+	return 0;
+}
+
+static int take_object(Session *session, const WireRegister *request, RegisterFds *fds, uint32_t uid, Account *account,
+		       Object **ret, ObjectFds *ret_checked, char *why) {
+	const WireRegisterEntry *entry = &request->entry;
+	Broker *broker = session->broker;
+	bool has_read_only = entry->read_only_fd_index != WIRE_NO_FD;
+	ObjectFds checked;
+	ObjectKey key;
+	int r;
+
+	r = object_fds_check(fds->fds[entry->fd_index], has_read_only ? fds->fds[entry->read_only_fd_index] : -EBADF,
+			     policy_accepts_unsealed(broker, session), broker->config->require_allocated, &checked, why);
+	if (r == SHMB_E_BAD_FD) {
+		broker->stats.fds_refused++;
+		log_write(LOG_PEER_FD_REFUSED, session->peer.uid, NULL, "an fd from pid %d of uid %u was refused: %s",
+			  (int)session->peer.pid, session->peer.uid, why);
+	}
+	if (r)
+		return r;
+	if (!range_within(entry->offset, entry->size, checked.size)) {
+		WHY(why, "offset %llu and size %llu are not within %llu bytes", (unsigned long long)entry->offset,
+		    (unsigned long long)entry->size, (unsigned long long)checked.size);
+		return SHMB_E_OUT_OF_BOUNDS;
+	}
+	if (entry->access & WIRE_ACCESS_WRITE && checked.mode == O_RDONLY)
+		return refuse(why, SHMB_E_ACCESS, "the fd is read-only: register it with access READ");
+
+	key = (ObjectKey){
+		.session = entry->flags & WIRE_REGISTER_KEEP ? 0 : session->id,
+		.uid = uid,
+		.mode = checked.mode,
+		.device = checked.device,
+		.inode = checked.inode,
+	};
+	checked.fd_taken = fds->taken >> entry->fd_index & 1;
+	checked.read_only_fd_taken = has_read_only && fds->taken >> entry->read_only_fd_index & 1;
+	r = objects_get(&broker->objects, &key, &checked, account, request->acl, entry->acl_count, ret);
+	if (checked.fd_taken)
+		fds->taken |= UINT64_C(1) << entry->fd_index;
+	if (checked.read_only_fd_taken)
+		fds->taken |= UINT64_C(1) << entry->read_only_fd_index;
+	*ret_checked = checked;
+	switch (r) {
+	case OBJECT_E_QUOTA:
+		broker->stats.quota_refusals++;
+		return refuse(why, SHMB_E_QUOTA, "this user's quota of bytes or share of fds is used up");
+	case OBJECT_E_NO_FDS:
+		broker->stats.quota_refusals++;
+		return refuse(why, SHMB_E_NO_FDS, "no fds: the broker's file descriptor budget is used up");
+	case OBJECT_E_ACCESS_DIFFERS:
+		return refuse(why, SHMB_E_ACCESS_DIFFERS, "access differs from another window of the same memory");
+	default:
+		return r;
+	}
+}
+
+static Region *region_new(Session *session, const WireRegister *request, uint32_t uid) {
+	const WireRegisterEntry *entry = &request->entry;
+	Region *region = calloc(1, sizeof(*region) + entry->name_length + 1);
+
+	if (!region)
+		return NULL;
+	region->broker = session->broker;
+	region->slot = UINT32_MAX;
+	region->offset = entry->offset;
+	region->size = entry->size;
+	region->kind = entry->kind;
+	region->access = entry->access;
+	region->owner_uid = uid;
+	region->owner_session = entry->flags & WIRE_REGISTER_KEEP ? 0 : session->id;
+	region->owner_number = session->index;
+	region->identity = identity_ref(session->identity);
+	region->born_ns = loop_now(session->broker->loop);
+	region->name_length = entry->name_length;
+	memcpy(region->name, request->name, entry->name_length);
+	list_init(&region->maps);
+	list_init(&region->leases);
+	list_init(&region->waits);
+	return region;
+}
+
+static void region_link(Region *region, Session *session, const ObjectFds *checked, bool keep) {
+	region->flags = region->object->flags | (keep ? WIRE_REGION_KEPT : 0);
+	if (!(region->access & WIRE_ACCESS_WRITE) && !checked->read_only_enforced)
+		region->flags |= WIRE_REGION_READ_ONLY_ADVISORY;
+	list_append(&region->object->regions, &region->object_link);
+	if (keep) {
+		list_append(&region->broker->kept, &region->owner_link);
+	} else {
+		region->owner = session;
+		list_append(&session->regions, &region->owner_link);
+		session->n_regions++;
+		session->n_bytes += region->size;
+	}
+}
+
+int region_register(Session *session, const WireRegister *request, RegisterFds *fds, Region **ret, char *why) {
+	Broker *broker = session->broker;
+	bool keep = request->entry.flags & WIRE_REGISTER_KEEP;
+	uint32_t uid = request->entry.principal == WIRE_ANY_UID ? session->peer.uid : request->entry.principal;
+	Region *region, *replaces = NULL;
+	ObjectFds checked;
+	Account *account;
+	int r;
+
+	r = check_request(session, request, why);
+	if (!r)
+		r = check_name(session, request, uid, &replaces, why);
+	if (r)
+		return r;
+	account = account_get(&broker->accounts, uid);
+	region = region_new(session, request, uid);
+	if (!account || !region) {
+		account_put(account);
+		region_free(region);
+		return -ENOMEM;
+	}
+
+	/* all that can be refused comes before the object takes the fds over */
+	r = account_charge(&region->charge, account, ACCOUNT_REGIONS, 1);
+	if (r)
+		r = refuse_charge(broker, why, r);
+	else if (registry_reserve(&broker->registry, region))
+		r = refuse(why, SHMB_E_NO_SLOTS, "the registry is full");
+	else
+		r = take_object(session, request, fds, uid, account, &region->object, &checked, why);
+	account_put(account);
+	if (r) {
+		region_free(region);
+		return r;
+	}
+
+	region_link(region, session, &checked, keep);
+	ledger_put_region(&broker->ledger, region);
+	registry_publish(&broker->registry, region, replaces);
+	if (replaces)
+		region_retire(replaces, WIRE_MODE_STRICT, NULL);
+	broker->stats.registrations++;
+	event_region(WIRE_EVENT_REGISTERED, region);
+	*ret = region;
+	return 0;
+}
+
+Region *region_free(Region *region) {
+	Broker *broker;
+
+	if (!region)
+		return NULL;
+	broker = region->broker;
+	loop_timer_unlink(&region->retire_timer);
+	if (region->slot != UINT32_MAX) {
+		/* before the slot can be used again */
+		if (region->object || region->state == WIRE_STATE_REVOKED)
+			ledger_drop_region(&broker->ledger, region);
+		registry_release(&broker->registry, region);
+	}
+	for (ListLink *link; (link = list_first(&region->maps));)
+		map_free(container_of(link, Map, region_link));
+	while (!list_is_empty(&region->leases))
+		lease_revoke(container_of(list_first(&region->leases), Lease, region_link));
+	list_remove(&region->scan_link);
+	list_remove(&region->object_link);
+	list_remove(&region->owner_link);
+	if (region->owner) {
+		region->owner->n_regions--;
+		region->owner->n_bytes -= region->size;
+	}
+	object_unref(region->object);
+	account_refund(&region->charge);
+	identity_unref(region->identity);
+	free(region);
+	return NULL;
+}
+
+uint32_t region_count_leases(const Region *region) {
+	uint32_t n = 0;
+
+	list_for_each(link, &region->leases)
+		n++;
+	list_for_each(link, &region->maps)
+		n += map_count(container_of(link, Map, region_link));
+	return n;
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Region: one registered window of a memory object.
+ *
+ * A region is made by region_register() when an owner's request has been validated, is ACTIVE until it is
+ * retired, and is gone once no lease counts on it; then it is freed. LAZY keeps the name and grants leases until
+ * nobody holds one. REVOKED regions have lost their object at once, and keep their slot until every mapper's
+ * page balances. The region owns a reference to its object and the charges that its owner's account pays.
+ * Invariant: offset + size <= object->size at registration; generation and slot are never used as a pair again.
+ */
+
+#include "account.h"
+#include "list.h"
+#include "loop.h"
+#include "object.h"
+#include "peer.h"
+#include "table.h"
+#include "wire/codec.h"
+
+typedef struct Broker Broker;
+typedef struct Region Region;
+typedef struct Session Session;
+typedef struct Identity Identity;
+
+struct Region {
+	Broker *broker;
+	uint32_t slot;
+	uint32_t state;			/* WIRE_STATE_* */
+	uint64_t generation;
+	uint64_t offset;		/* bytes into the object, any alignment */
+	uint64_t size;			/* bytes */
+	uint64_t born_ns;
+	Object *object;			/* NULL once revoked */
+	ListLink object_link;
+	Session *owner;			/* NULL when kept, and once its session is over */
+	ListLink owner_link;		/* in Session.regions, or in Broker.kept */
+	uint64_t owner_session;
+	Identity *identity;		/* who registered it, for status */
+	uint32_t owner_uid;
+	uint32_t owner_number;
+	uint32_t flags;
+	uint8_t kind;
+	uint8_t access;
+	bool named;
+	bool scanning;			/* in Broker.scan */
+	TableLink name_link;
+	ListLink scan_link;
+	List maps;			/* Map.region_link */
+	List leases;			/* Lease.region_link */
+	List waits;			/* WaitEntry.region_link */
+	LoopTimer retire_timer;
+	AccountCharge charge;
+	size_t name_length;
+	char name[];
+};
+
+/* the fds of one REGISTER message: several entries may name the same one */
+typedef struct RegisterFds {
+	const int *fds;
+	uint64_t taken;			/* bit per fd that an object has taken over */
+} RegisterFds;
+
+/*
+ * Registers one entry of a REGISTER message for @session. On success returns 0 and @ret; else a wire code with a
+ * sentence in @why (WIRE_TEXT_MAX), or -errno.
+ */
+int region_register(Session *session, const WireRegister *request, RegisterFds *fds, Region **ret, char *why);
+
+/* May @session use the region (access list)? May it retire it? */
+bool region_admits(const Region *region, const Session *session);
+bool region_is_mine(const Region *region, const Session *session);
+
+/*
+ * Retires and puts the region on the broker's scan list; broker_scan() decides what is gone. FORCE and DISCARD
+ * revoke at once. Returns the bytes given back by DISCARD, and why not all, in @why (may be NULL otherwise).
+ */
+uint64_t region_retire(Region *region, uint32_t mode, char *why);
+/* puts it on the scan list: something that it waited for may have happened */
+void region_rescan(Region *region);
+/* Looks at every region on the scan list: one barrier for all of them, then each mapper's page by itself. */
+void regions_scan(Broker *broker);
+/* frees a region that nobody counts on any more */
+Region *region_free(Region *region);
+/* leases held now on the region, as far as the broker can see */
+uint32_t region_count_leases(const Region *region);

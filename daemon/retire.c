@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The end of a region's life: retire, scan, gone. What is retired goes on the broker's scan list; one scan takes
+ * all of the list with one barrier, and reads the pages of each region's own mappers only.
+ */
+
+#include <stdio.h>
+
+#include "broker.h"
+#include "event.h"
+#include "lease.h"
+#include "log.h"
+#include "region.h"
+#include "session.h"
+#include "wait.h"
+#include "wire/barrier.h"
+
+void region_rescan(Region *region) {
+	if (region->scanning || region->state == WIRE_STATE_ACTIVE)
+		return;
+	region->scanning = true;
+	list_append(&region->broker->scan, &region->scan_link);
+}
+
+static void region_set_state(Region *region, uint32_t state) {
+	registry_set_state(&region->broker->registry, region, state);
+	ledger_set_region_state(&region->broker->ledger, region);
+}
+
+/* a holder that never lets go loses its session, where the configuration says so */
+static void on_retire_timeout(LoopTimer *timer) {
+	Region *region = container_of(timer, Region, retire_timer);
+
+	list_for_each(link, &region->leases)
+		session_disconnect(container_of(link, Lease, region_link)->session, SHMB_E_TIMED_OUT,
+				   "it held a lease beyond retire_timeout");
+	list_for_each(link, &region->maps) {
+		Map *map = container_of(link, Map, region_link);
+
+		if (map_count(map))
+			session_disconnect(map->session, SHMB_E_TIMED_OUT, "it held a lease beyond retire_timeout");
+	}
+}
+
+static void region_arm_timeout(Region *region) {
+	uint64_t timeout = region->broker->config->retire_timeout_ns;
+
+	if (!timeout || region->retire_timer.at_ns)
+		return;
+	region->retire_timer.on_time = on_retire_timeout;
+	loop_timer_set(region->broker->loop, &region->retire_timer, loop_now(region->broker->loop) + timeout);
+}
+
+/* who holds a revoked slot pays for it; who holds too many is detached */
+static void region_charge_holders(Region *region) {
+	list_for_each(link, &region->maps) {
+		Map *map = container_of(link, Map, region_link);
+
+		if (!map_count(map) || map->charge_revoked.account)
+			continue;
+		if (account_charge(&map->charge_revoked, map->session->account, ACCOUNT_REVOKED, 1))
+			session_disconnect(map->session, SHMB_E_QUOTA, "it holds too many revoked regions");
+	}
+}
+
+static uint64_t region_revoke(Region *region, uint32_t mode, char *why) {
+	Broker *broker = region->broker;
+	uint64_t discarded = 0;
+
+	if (mode == WIRE_MODE_DISCARD)
+		discarded = object_discard(region->object, region->offset, region->size, why);
+	registry_unname(&broker->registry, region);
+	region_set_state(region, WIRE_STATE_REVOKED);
+	registry_gone(&broker->registry);
+	broker->stats.revoked++;
+	broker->stats.discarded_bytes += discarded;
+
+	event_region(WIRE_EVENT_REVOKED, region);
+	log_write(LOG_REVOKED, region->owner_uid, NULL, "region \"%s\" of uid %u was revoked", region->name,
+		  region->owner_uid);
+	for (ListLink *link; (link = list_first(&region->leases));)
+		lease_revoke(container_of(link, Lease, region_link));
+	list_remove(&region->object_link);
+	list_remove(&region->owner_link);
+	if (region->owner) {
+		region->owner->n_regions--;
+		region->owner->n_bytes -= region->size;
+		region->owner = NULL;
+	}
+	region->object = object_unref(region->object);
+	account_refund(&region->charge);
+	waits_region_gone(region);
+	region_charge_holders(region);
+	return discarded;
+}
+
+uint64_t region_retire(Region *region, uint32_t mode, char *why) {
+	uint64_t discarded = 0;
+	char ignored[WIRE_TEXT_MAX];
+
+	if (region->state == WIRE_STATE_REVOKED)
+		return 0;
+	region->broker->stats.retired += region->state == WIRE_STATE_ACTIVE;
+	switch (mode) {
+	case WIRE_MODE_STRICT:
+		if (region->state == WIRE_STATE_RETIRING)
+			break;
+		registry_unname(&region->broker->registry, region);
+		region_set_state(region, WIRE_STATE_RETIRING);
+		event_region(WIRE_EVENT_RETIRING, region);
+		break;
+	case WIRE_MODE_LAZY:
+		if (region->state == WIRE_STATE_ACTIVE) {
+			region_set_state(region, WIRE_STATE_LAZY);
+			event_region(WIRE_EVENT_RETIRING, region);
+		}
+		break;
+	default:
+		discarded = region_revoke(region, mode, why ?: ignored);
+		break;
+	}
+	region_rescan(region);
+	return discarded;
+}
+
+static bool region_is_idle(Region *region) {
+	if (!list_is_empty(&region->leases))
+		return false;
+	list_for_each(link, &region->maps) {
+		Map *map = container_of(link, Map, region_link);
+
+		region->broker->stats.pages_scanned += map->session->attached;
+		if (map_count(map))
+			return false;
+	}
+	return true;
+}
+
+/*
+ * The broker's half of the ordering: the states were stored, now everything that a consumer did before it could
+ * see them becomes visible. Returns false when pages without fences cannot be read.
+ */
+static bool scan_barrier(Broker *broker, List *regions) {
+	bool asymmetric = false;
+
+	list_for_each(link, regions) {
+		Region *region = container_of(link, Region, scan_link);
+
+		registry_begin_scan(&broker->registry, region);
+		list_for_each(map_link, &region->maps) {
+			Map *map = container_of(map_link, Map, region_link);
+
+			asymmetric |= map->session->attached &&
+				      map->session->page.shape.mode == WIRE_ATTACH_ASYMMETRIC;
+		}
+	}
+	atomic_thread_fence(memory_order_seq_cst);
+	if (!asymmetric)
+		return true;
+	broker->stats.barriers++;
+	return !barrier_global();
+}
+
+static void region_gone(Region *region) {
+	region->broker->stats.gone++;
+	if (region->state != WIRE_STATE_REVOKED) {
+		event_region(WIRE_EVENT_GONE, region);
+		waits_region_gone(region);
+	}
+	region_free(region);
+}
+
+static void list_move(List *from, List *to) {
+	list_init(to);
+	for (ListLink *link; (link = list_first(from));) {
+		list_remove(link);
+		list_append(to, link);
+	}
+}
+
+void regions_scan(Broker *broker) {
+	List first, second;
+	bool readable;
+
+	while (!list_is_empty(&broker->scan)) {
+		broker->stats.scans++;
+		list_move(&broker->scan, &first);
+		list_init(&second);
+		readable = scan_barrier(broker, &first);
+		for (ListLink *link; (link = list_first(&first));) {
+			Region *region = container_of(link, Region, scan_link);
+
+			list_remove(link);
+			region->scanning = false;
+			if (!readable || !region_is_idle(region)) {
+				if (region->state == WIRE_STATE_RETIRING)
+					region_arm_timeout(region);
+			} else if (region->state == WIRE_STATE_LAZY) {
+				/* leases are granted until the state says otherwise: say so, then look again */
+				region_set_state(region, WIRE_STATE_RETIRING);
+				list_append(&second, link);
+			} else {
+				region_gone(region);
+			}
+		}
+		if (list_is_empty(&second))
+			continue;
+		readable = scan_barrier(broker, &second);
+		for (ListLink *link; (link = list_first(&second));) {
+			Region *region = container_of(link, Region, scan_link);
+
+			list_remove(link);
+			if (readable && region_is_idle(region))
+				region_gone(region);
+			else
+				region_set_state(region, WIRE_STATE_LAZY);
+		}
+	}
+}

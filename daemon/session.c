@@ -1,0 +1,424 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include "broker.h"
+#include "dispatch.h"
+#include "event.h"
+#include "log.h"
+#include "policy.h"
+#include "region.h"
+#include "session.h"
+#include "wait.h"
+#include "wire/codec.h"
+#include "wire/compat.h"
+#include "wire/fd.h"
+
+#define CONNECTION_FDS 2		/* the socket and the pidfd */
+#define DETACHED_CHECK_NS UINT64_C(1000000000)
+
+Identity *identity_ref(Identity *identity) {
+	identity->n_refs++;
+	return identity;
+}
+
+Identity *identity_unref(Identity *identity) {
+	if (identity && !--identity->n_refs)
+		free(identity);
+	return NULL;
+}
+
+static Identity *identity_new(const Peer *peer) {
+	size_t length = strlen(peer->container);
+	Identity *identity = calloc(1, sizeof(*identity) + length + 1);
+
+	if (!identity)
+		return NULL;
+	identity->n_refs = 1;
+	identity->pid = (uint32_t)peer->pid;
+	identity->uid = peer->uid;
+	memcpy(identity->comm, peer->comm, strnlen(peer->comm, WIRE_COMM_SIZE));
+	memcpy(identity->container, peer->container, length);
+	return identity;
+}
+
+bool session_sees(const Session *session, uint32_t uid) {
+	return session->roles & WIRE_ROLE_ADMIN || (session->peer.uid == uid && !session->peer.overflow_uid);
+}
+
+Session *session_find(Broker *broker, uint64_t id) {
+	table_for_each(link, &broker->session_table, table_hash(id)) {
+		Session *session = container_of(link, Session, id_link);
+
+		if (session->id == id)
+			return session;
+	}
+	return NULL;
+}
+
+void session_send(Session *session, const void *message, size_t size, int *fds, size_t n_fds) {
+	const Config *config = session->broker->config;
+	int r;
+
+	if (session->dying || session->state == SESSION_DETACHED || !size)
+		return;
+	if (session->conn.out_messages >= config->unread_messages || session->conn.out_bytes + size > config->unread_bytes) {
+		session_disconnect(session, 0, "it does not read its replies");
+		return;
+	}
+	r = loop_conn_send(&session->conn, message, size, fds, n_fds, false);
+	if (r)
+		session_disconnect(session, 0, "its reply could not be queued");
+}
+
+void session_error(Session *session, uint16_t opcode, uint64_t serial, uint32_t code, const char *text) {
+	uint8_t buffer[WIRE_ERROR_REPLY_MAX] __attribute__((aligned(8)));
+
+	session_send(session, buffer, wire_write_error(buffer, opcode, serial, code, text), NULL, 0);
+}
+
+static void session_set_may_pass_fds(Session *session, bool may) {
+	int value = may;
+
+	if (session->may_pass_fds == may)
+		return;
+	/* a kernel without it leaves the fds to be refused one by one */
+	if (setsockopt(session->conn.fd, SOL_SOCKET, SO_PASSRIGHTS, &value, sizeof(value)) < 0)
+		return;
+	session->may_pass_fds = may;
+	loop_conn_set_may_pass_fds(&session->conn, may);
+}
+
+void session_reload(Session *session) {
+	policy_roles(session->broker, &session->peer, &session->allowed_roles, &session->rights);
+	session->roles &= session->allowed_roles;
+	if (session->state != SESSION_OPEN)
+		return;
+	session_set_may_pass_fds(session, session->roles & WIRE_ROLE_OWNER);
+}
+
+/* marks it for the end of the turn; until then nothing of it is freed, whoever walks over its lists */
+static void session_die(Session *session) {
+	if (session->dying)
+		return;
+	session->dying = true;
+	list_remove(&session->link);
+	list_append(&session->broker->dying, &session->link);
+	loop_conn_unlink(&session->conn);
+	loop_timer_unlink(&session->hello_timer);
+}
+
+void session_end(Session *session) {
+	session_die(session);
+	session->attached = false;
+}
+
+void session_disconnect(Session *session, uint32_t code, const char *why) {
+	uint8_t buffer[WIRE_ERROR_REPLY_MAX] __attribute__((aligned(8)));
+	size_t size;
+
+	if (session->dying || session->state == SESSION_DETACHED)
+		return;
+	session->broker->stats.disconnects++;
+	log_write(LOG_PEER_DISCONNECTED, session->peer.uid, NULL, "pid %d of uid %u was disconnected: %s",
+		  (int)session->peer.pid, session->peer.uid, why);
+	if (code && !session->conn.out_messages) {
+		size = wire_write_error(buffer, WIRE_OP_HELLO, 0, code, why);
+		(void)fd_send(session->conn.fd, buffer, size, NULL, 0, MSG_DONTWAIT);
+	}
+	session_die(session);
+}
+
+static void on_end(LoopConn *conn, int reason, int error) {
+	Session *session = container_of(conn, Session, conn);
+
+	(void)reason;
+	(void)error;
+	session_end(session);
+}
+
+static void on_pidfd(LoopPoll *poll, uint32_t events) {
+	Session *session = container_of(poll, Session, pidfd_poll);
+
+	(void)events;
+	loop_poll_unlink(poll);
+	session_end(session);
+}
+
+static void on_message(LoopConn *conn, LoopMessage *message) {
+	dispatch(container_of(conn, Session, conn), message);
+}
+
+static void on_hello_timeout(LoopTimer *timer) {
+	session_disconnect(container_of(timer, Session, hello_timer), SHMB_E_TIMED_OUT, "no HELLO within hello_timeout");
+}
+
+/* everything that does not outlive the connection */
+static void session_drop_requests(Session *session) {
+	for (ListLink *link; (link = list_first(&session->waits));)
+		wait_free(container_of(link, Wait, session_link));
+	if (session->event_mask)
+		event_subscribe(session, 0);
+	list_remove(&session->lost_link);
+	session->events_lost = 0;
+}
+
+static void session_drop_leases(Session *session) {
+	for (ListLink *link; (link = list_first(&session->leases));) {
+		Lease *lease = container_of(link, Lease, session_link);
+
+		if (lease->region)
+			region_rescan(lease->region);
+		lease_free(lease);
+	}
+}
+
+static void session_drop_maps(Session *session) {
+	for (ListLink *link; (link = list_first(&session->maps));) {
+		Map *map = container_of(link, Map, session_link);
+
+		region_rescan(map->region);
+		map_free(map);
+	}
+}
+
+static void session_retire_regions(Session *session) {
+	if (list_is_empty(&session->regions))
+		return;
+	session->broker->stats.owner_deaths++;
+	log_write(LOG_OWNER_DIED, session->peer.uid, NULL, "the session of pid %d of uid %u ended with %u regions of %llu bytes",
+		  (int)session->peer.pid, session->peer.uid, session->n_regions, (unsigned long long)session->n_bytes);
+	event_session(WIRE_EVENT_OWNER_DIED, session);
+	for (ListLink *link; (link = list_first(&session->regions));) {
+		Region *region = container_of(link, Region, owner_link);
+
+		list_remove(link);
+		region->owner = NULL;
+		session->n_regions--;
+		session->n_bytes -= region->size;
+		region_retire(region, WIRE_MODE_STRICT, NULL);
+	}
+}
+
+static Session *session_free(Session *session) {
+	Broker *broker = session->broker;
+
+	session_drop_requests(session);
+	session_drop_leases(session);
+	session_drop_maps(session);
+	loop_conn_unlink(&session->conn);
+	loop_poll_unlink(&session->pidfd_poll);
+	loop_timer_unlink(&session->hello_timer);
+	page_deinit(&session->page, broker, session->peer.uid);
+	if (session->index != UINT32_MAX) {
+		ledger_drop_session(&broker->ledger, session);
+		registry_session_release(&broker->registry, session->index);
+		table_remove(&broker->session_table, &session->id_link);
+	}
+	list_remove(&session->link);
+	broker->n_sessions--;
+	account_refund(&session->charge_session);
+	account_refund(&session->charge_fds);
+	account_put(session->account);
+	identity_unref(session->identity);
+	peer_deinit(&session->peer);
+	table_deinit(&session->map_table);
+	table_deinit(&session->lease_table);
+	free(session);
+	return NULL;
+}
+
+/* puts a session back at its place: lists are paged by id */
+static void sessions_insert(Session *session) {
+	ListLink *at = &session->broker->sessions.head;
+
+	while (at->prev != &session->broker->sessions.head && container_of(at->prev, Session, link)->id > session->id)
+		at = at->prev;
+	session->link.prev = at->prev;
+	session->link.next = at;
+	at->prev->next = &session->link;
+	at->prev = &session->link;
+}
+
+/* The connection is over. True when the lease page goes on counting: a live process may still read the memory. */
+static bool session_detach(Session *session) {
+	Broker *broker = session->broker;
+
+	if (!session->attached || list_is_empty(&session->maps) || page_is_unmapped(&session->page))
+		return false;
+	/* acquire reads this word after it has counted; the scan's barrier orders the two */
+	registry_session_set(&broker->registry, session->index, 0);
+	session->state = SESSION_DETACHED;
+	session->dying = false;
+	list_remove(&session->link);
+	sessions_insert(session);
+	broker->n_detached++;
+	list_for_each(link, &session->maps)
+		region_rescan(container_of(link, Map, session_link)->region);
+	if (!broker->detached_timer.at_ns)
+		loop_timer_set(broker->loop, &broker->detached_timer, loop_now(broker->loop) + DETACHED_CHECK_NS);
+	return true;
+}
+
+static void session_bury(Session *session) {
+	Broker *broker = session->broker;
+	bool was_open = session->state == SESSION_OPEN;
+
+	if (was_open) {
+		broker->stats.consumer_deaths += !list_is_empty(&session->leases) || !list_is_empty(&session->maps);
+		session_drop_requests(session);
+		session_retire_regions(session);
+		session_drop_leases(session);
+		event_session(WIRE_EVENT_LEFT, session);
+		if (session_detach(session))
+			return;
+	} else if (session->state == SESSION_DETACHED) {
+		broker->n_detached--;
+	}
+	session_free(session);
+}
+
+void sessions_turn(Broker *broker) {
+	for (ListLink *link; (link = list_first(&broker->dying));)
+		session_bury(container_of(link, Session, link));
+}
+
+void sessions_check_detached(Broker *broker) {
+	list_for_each(link, &broker->sessions) {
+		Session *session = container_of(link, Session, link);
+
+		if (session->state == SESSION_DETACHED && page_is_unmapped(&session->page))
+			session_end(session);
+	}
+	if (broker->n_detached)
+		loop_timer_set(broker->loop, &broker->detached_timer, loop_now(broker->loop) + DETACHED_CHECK_NS);
+}
+
+void sessions_abandon(Broker *broker) {
+	sessions_turn(broker);
+	for (ListLink *link; (link = list_first(&broker->sessions));)
+		session_free(container_of(link, Session, link));
+}
+
+/* too much for this peer or for us: it is told, and no session is made */
+static int turn_away(Broker *broker, const Peer *peer, int fd, uint32_t code, const char *text) {
+	uint8_t buffer[WIRE_ERROR_REPLY_MAX] __attribute__((aligned(8)));
+	size_t size = wire_write_error(buffer, WIRE_OP_HELLO, 0, code, text);
+
+	broker->stats.connections_refused++;
+	log_write(LOG_PEER_QUOTA, peer->uid, NULL, "a connection of uid %u was turned away: %s", peer->uid, text);
+	(void)fd_send(fd, buffer, size, NULL, 0, MSG_DONTWAIT);
+	closer_close(broker->closer, peer->uid, fd);
+	return 0;
+}
+
+static int session_charge(Session *session) {
+	int r;
+
+	r = account_charge(&session->charge_session, session->account, ACCOUNT_SESSIONS, 1);
+	if (r)
+		return r < 0 ? r : SHMB_E_QUOTA;
+	r = account_charge(&session->charge_fds, session->account, ACCOUNT_FDS, CONNECTION_FDS);
+	if (r)
+		return r < 0 ? r : r == ACCOUNT_E_FULL ? SHMB_E_NO_FDS : SHMB_E_QUOTA;
+	session->index = registry_session_reserve(&session->broker->registry);
+	return session->index == UINT32_MAX ? SHMB_E_QUOTA : 0;
+}
+
+static int session_link(Session *session, int fd) {
+	Broker *broker = session->broker;
+	int r;
+
+	session->conn.fd = fd;
+	session->conn.owner_uid = session->peer.uid;
+	session->conn.may_pass_fds = session->may_pass_fds = true;
+	session->conn.on_message = on_message;
+	session->conn.on_end = on_end;
+	r = loop_conn_link(broker->loop, &session->conn);
+	if (r) {
+		closer_close(broker->closer, session->peer.uid, fd);
+		return r;
+	}
+	if (session->peer.pidfd >= 0) {
+		session->pidfd_poll.fd = session->peer.pidfd;
+		session->pidfd_poll.on_ready = on_pidfd;
+		r = loop_poll_link(broker->loop, &session->pidfd_poll);
+		if (r)
+			return r;
+	}
+	session->hello_timer.on_time = on_hello_timeout;
+	if (broker->config->hello_timeout_ns)
+		loop_timer_set(broker->loop, &session->hello_timer,
+			       loop_now(broker->loop) + broker->config->hello_timeout_ns);
+	if (!(session->allowed_roles & WIRE_ROLE_OWNER))
+		session_set_may_pass_fds(session, false);
+	return 0;
+}
+
+static Session *session_new(Broker *broker, Peer *peer) {
+	Session *session = calloc(1, sizeof(*session));
+
+	if (!session)
+		return NULL;
+	session->broker = broker;
+	session->state = SESSION_NEW;
+	session->peer = *peer;
+	*peer = (Peer){ .pidfd = -EBADF };
+	session->conn.fd = -EBADF;
+	session->page.fd = -EBADF;
+	session->index = UINT32_MAX;
+	session->born_ns = loop_now(broker->loop);
+	list_init(&session->regions);
+	list_init(&session->maps);
+	list_init(&session->leases);
+	list_init(&session->waits);
+	list_append(&broker->sessions, &session->link);
+	broker->n_sessions++;
+	policy_roles(broker, &session->peer, &session->allowed_roles, &session->rights);
+	return session;
+}
+
+int session_accept(Broker *broker, int accepted) {
+	_cleanup_(closep) int fd = accepted;
+	Peer peer;
+	Session *session;
+	int r;
+
+	broker->stats.connections++;
+	r = peer_read(fd, &peer);
+	if (r)
+		return r;
+	session = session_new(broker, &peer);
+	if (!session) {
+		peer_deinit(&peer);
+		return -ENOMEM;
+	}
+	session->account = account_get(&broker->accounts, session->peer.uid);
+	session->identity = identity_new(&session->peer);
+	if (!session->account || !session->identity) {
+		r = -ENOMEM;
+	} else {
+		r = session_charge(session);
+		if (r > 0)
+			r = turn_away(broker, &session->peer, steal_fd(&fd), (uint32_t)r,
+				      r == SHMB_E_NO_FDS ? "no fds: the broker's file descriptor budget is used up" :
+				      "this user has too many connections") ?: SHMB_E_QUOTA;
+	}
+	if (!r) {
+		session->id = ++broker->last_session;
+		if (getrandom(session->token, sizeof(session->token), 0) != (ssize_t)sizeof(session->token) ||
+		    !table_insert(&broker->session_table, &session->id_link, table_hash(session->id)))
+			r = -ENOMEM;
+	}
+	if (!r)
+		r = session_link(session, steal_fd(&fd));
+	if (r) {
+		session_free(session);
+		return r > 0 ? 0 : r;
+	}
+	return 0;
+}
