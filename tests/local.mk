@@ -11,6 +11,8 @@ EXTRA_DIST += \
 	tests/expected-skips \
 	tests/lint/files.sh \
 	tests/system/real-systemd \
+	tests/fuzz/corpus \
+	tests/fuzz/make-corpus \
 	tests/tally.py
 
 system_files =
@@ -23,4 +25,22 @@ lint_tests = \
 EXTRA_DIST += $(lint_tests)
 TESTS += $(lint_tests)
 
-unit_tests =
+# programs of cmocka, and the replay of the fuzzers' inputs; each has one source, and is linked with the daemon's
+# objects unless said otherwise below
+if WITH_CMOCKA
+unit_tests = \
+	tests/unit/test-barrier \
+	tests/unit/test-codec \
+	tests/unit/test-layout \
+	tests/unit/test-name \
+	tests/unit/test-protocol \
+	tests/fuzz/fuzz-codec
+check_PROGRAMS += $(unit_tests)
+TESTS += $(unit_tests)
+endif
+
+# what the checks of documents compare texts with
+check_PROGRAMS += tests/unit/wire-tables
+
+AM_CPPFLAGS += $(CMOCKA_CFLAGS)
+LDADD = libdaemon.la $(CMOCKA_LIBS)

@@ -4,13 +4,22 @@
 
 cd "${top_srcdir:-$(dirname "${BASH_SOURCE[0]}")/../..}" || exit 99
 
-# the project's own files: git's where this is a clone, else all but what the autotools put into a tarball
+# the project's own files: git's where this is a clone, in a tarball what the build lists
 files() {
+	local word
+
 	if [ -e .git ] && git -c safe.directory='*' ls-files --cached --others --exclude-standard 2>/dev/null; then
 		return
 	fi
-	find . -type f | sed 's|^\./||' | grep -vE \
-		'^(_build|_inst|build-aux|autom4te\.cache|build[^/]*)/|^(Makefile\.in|aclocal\.m4|configure|config\.[a-z]+)$|\.(l?o|l?a|so[.0-9]*)$'
+	cat Makefile.am ./*/local.mk | tr -s '\\[:space:]' '\n' | grep -E '^[a-z]+/' | sort -u | while read -r word; do
+		if [ -d "$word" ]; then
+			find "$word" -type f
+		elif [ -f "$word" ]; then
+			echo "$word"
+		elif [ -f "$word.c" ]; then
+			echo "$word.c"
+		fi
+	done
 }
 
 # fail TEXT: says it; verdict ends the check with failure when there was any
