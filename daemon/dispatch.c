@@ -146,19 +146,24 @@ static int (*const handlers[_WIRE_OP_N])(Request *request) = {
 	[WIRE_OP_SUBSCRIBE] = dispatch_subscribe,
 };
 
-/* the peer cannot be trusted to count bytes: it is told once, if it can be, and is gone */
-static void dispatch_malformed(Session *session, const WireHeader *header, const char *why) {
+/* the last word to a peer: sent at once if it can be, for what is queued goes with the connection */
+static void dispatch_reject(Session *session, const WireHeader *header, uint32_t code, const char *why) {
 	uint8_t buffer[WIRE_ERROR_REPLY_MAX] __attribute__((aligned(8)));
 	size_t size;
 
-	session->broker->stats.messages_malformed++;
-	log_write(LOG_PEER_PROTOCOL, session->peer.uid, NULL, "pid %d of uid %u sent a malformed message: %s",
-		  (int)session->peer.pid, session->peer.uid, why);
 	if (!session->conn.out_messages) {
-		size = wire_write_error(buffer, header->opcode, header->serial, SHMB_E_INVALID, why);
+		size = wire_write_error(buffer, header->opcode, header->serial, code, why);
 		(void)fd_send(session->conn.fd, buffer, size, NULL, 0, MSG_DONTWAIT);
 	}
 	session_disconnect(session, 0, why);
+}
+
+/* a peer that cannot count bytes */
+static void dispatch_malformed(Session *session, const WireHeader *header, const char *why) {
+	session->broker->stats.messages_malformed++;
+	log_write(LOG_PEER_PROTOCOL, session->peer.uid, NULL, "pid %d of uid %u sent a malformed message: %s",
+		  (int)session->peer.pid, session->peer.uid, why);
+	dispatch_reject(session, header, SHMB_E_INVALID, why);
 }
 
 static int dispatch_request(Request *request) {
@@ -183,9 +188,8 @@ void dispatch(Session *session, LoopMessage *message) {
 		return;
 	}
 	if (session->state == SESSION_NEW && request.header.opcode != WIRE_OP_HELLO) {
-		session_error(session, request.header.opcode, request.header.serial, SHMB_E_STATE,
-			      "the first message must be HELLO");
-		dispatch_malformed(session, &request.header, "no HELLO");
+		broker->stats.messages_malformed++;
+		dispatch_reject(session, &request.header, SHMB_E_STATE, "the first message must be HELLO");
 		return;
 	}
 	if (message->n_fds > WIRE_FDS_MAX || (message->n_fds && request.header.opcode != WIRE_OP_REGISTER)) {
@@ -210,9 +214,9 @@ void dispatch(Session *session, LoopMessage *message) {
 			  strerror(-r));
 		session_error(session, request.header.opcode, request.header.serial, SHMB_E_AGAIN,
 			      r == -ENOMEM ? "the broker is out of memory" : strerror(-r));
-	} else if (r > 0 && request.header.opcode != WIRE_OP_NOTIFY) {
+	} else if (r > 0 && session->state == SESSION_NEW) {
+		dispatch_reject(session, &request.header, (uint32_t)r, request.why ?: wire_error_text((uint32_t)r));
+	} else if (r > 0) {
 		session_error(session, request.header.opcode, request.header.serial, (uint32_t)r, request.why);
-		if (session->state == SESSION_NEW)
-			session_disconnect(session, 0, request.why ?: wire_error_text((uint32_t)r));
 	}
 }
