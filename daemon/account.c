@@ -106,6 +106,17 @@ int account_charge(AccountCharge *charge, Account *account, AccountResource reso
 	return 0;
 }
 
+int account_charge_more(AccountCharge *charge, uint64_t amount) {
+	AccountCharge more = {};
+	int r = account_charge(&more, charge->account, charge->resource, amount);
+
+	if (r)
+		return r;
+	charge->amount += amount;
+	account_put(more.account);
+	return 0;
+}
+
 void account_refund(AccountCharge *charge) {
 	Account *account = charge->account;
 

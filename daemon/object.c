@@ -161,8 +161,13 @@ int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account 
 	if (object) {
 		if (!acl_equal(object, acl, n_acl))
 			return OBJECT_E_ACCESS_DIFFERS;
-		if (object->size < fds->size)
+		/* the owner has let the memory grow since */
+		if (object->size < fds->size) {
+			r = account_charge_more(&object->charge_bytes, fds->size - object->size);
+			if (r)
+				return OBJECT_E_QUOTA;
 			object->size = fds->size;
+		}
 		*ret = object_ref(object);
 		return 0;
 	}
@@ -179,7 +184,8 @@ int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account 
 	object->flags = fds->flags;
 	object->read_only_enforced = fds->read_only_enforced;
 	object->n_acl = n_acl;
-	memcpy(object->acl, acl, n_acl * sizeof(*acl));
+	if (n_acl)
+		memcpy(object->acl, acl, n_acl * sizeof(*acl));
 	list_init(&object->regions);
 	objects->n++;
 
