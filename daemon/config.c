@@ -423,7 +423,8 @@ static int load_tree(Loader *loader, const char *root) {
 	r = drop_ins_read(&drop_ins, loader, administrator, false);
 	if (r)
 		return r;
-	qsort(drop_ins.items, drop_ins.n, sizeof(*drop_ins.items), drop_in_compare);
+	if (drop_ins.n)
+		qsort(drop_ins.items, drop_ins.n, sizeof(*drop_ins.items), drop_in_compare);
 	for (size_t i = 0; i < drop_ins.n; ++i) {
 		/* the administrator's comes first and masks the vendor's */
 		if (i && !strcmp(drop_ins.items[i].name, drop_ins.items[i - 1].name))

@@ -162,8 +162,8 @@ static void write_stderr(LogId id, const char *text) {
 
 	if (the_log.prefix)
 		parts[0].iov_len = (size_t)snprintf(prefix, sizeof(prefix), "<%d>", messages[id].level);
-	/* a pipe that is writable has room for PIPE_BUF bytes, more than a line */
-	if (poll(&poll_fd, 1, 0) <= 0 || !(poll_fd.revents & POLLOUT)) {
+	/* A pipe that is writable has room for PIPE_BUF bytes, more than a line. Without a reader it would raise SIGPIPE. */
+	if (poll(&poll_fd, 1, 0) <= 0 || poll_fd.revents != POLLOUT) {
 		the_log.dropped++;
 		return;
 	}

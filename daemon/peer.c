@@ -50,12 +50,12 @@ static bool read_proc(pid_t pid, const char *file, char *buffer, size_t size) {
 	return read_text(path, buffer, size);
 }
 
-/* the text up to its first newline, cut to @size and without control characters */
-static void copy_line(char *buffer, size_t size, const char *text) {
-	size_t n = 0;
-
-	for (; n < size - 1 && text[n] && text[n] != '\n'; ++n)
-		buffer[n] = iscntrl((unsigned char)text[n]) ? '?' : text[n];
+/* @n bytes of @text, cut to @size and without control characters */
+static void copy_text(char *buffer, size_t size, const char *text, size_t n) {
+	if (n > size - 1)
+		n = size - 1;
+	for (size_t i = 0; i < n; ++i)
+		buffer[i] = iscntrl((unsigned char)text[i]) ? '?' : text[i];
 	buffer[n] = 0;
 }
 
@@ -86,7 +86,7 @@ bool peer_parse_cgroup(const char *text, char *buffer, size_t size) {
 	}
 	if (!path || *path != '/')
 		return false;
-	copy_line(buffer, size, path);
+	copy_text(buffer, size, path, strcspn(path, "\n"));
 	return true;
 }
 
@@ -288,8 +288,9 @@ static int read_attribution(Peer *peer) {
 
 	if (!text || !cgroup)
 		return -ENOMEM;
+	/* a name may hold newlines itself; only the last one is not its own */
 	if (read_proc(peer->pid, "comm", text, PROC_FILE_MAX))
-		copy_line(comm, sizeof(comm), text);
+		copy_text(comm, sizeof(comm), text, strlen(text) - 1);
 	if (read_proc(peer->pid, "stat", text, PROC_FILE_MAX))
 		start_time = peer_parse_start_time(text);
 	if (read_proc(peer->pid, "status", text, PROC_FILE_MAX))
