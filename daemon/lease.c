@@ -142,7 +142,6 @@ int page_init(Page *page, Session *session, uint32_t capacity, uint32_t lanes, u
 	LeasePageHeader shape;
 	void *map;
 
-	*page = (Page){ .fd = -EBADF };
 	layout_lease_page_init(&shape, capacity, lanes, mode, session->id);
 	fd = memfd_create("shmbroker-leases", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
