@@ -61,10 +61,11 @@ static void copy_status(char *buffer, size_t size, const char *text) {
 }
 
 void notify_ready(const char *status) {
-	char line[STATUS_MAX], text[STATUS_MAX + 32];
+	char line[STATUS_MAX] = "", text[STATUS_MAX + 32];
 
-	copy_status(line, sizeof(line), status);
-	(void)snprintf(text, sizeof(text), "READY=1\nSTATUS=%s", line);
+	if (status)
+		copy_status(line, sizeof(line), status);
+	(void)snprintf(text, sizeof(text), "READY=1%s%s", status ? "\nSTATUS=" : "", line);
 	notify_send(text, NOTIFY_READY_MS);
 }
 

@@ -12,7 +12,7 @@
 
 #define NOTIFY_READY_MS 2000
 
-/* READY=1 with a line for `systemctl status`; also ends a reload */
+/* READY=1 with a line for `systemctl status`, NULL for none; also ends a reload */
 void notify_ready(const char *status);
 void notify_status(const char *format, ...) __attribute__((__format__(__printf__, 1, 2)));
 void notify_reloading(void);

@@ -51,6 +51,8 @@ static void test_messages(void **state) {
 	(void)state;
 	notify_ready("serves");
 	expect(fd, "READY=1\nSTATUS=serves");
+	notify_ready(NULL);
+	expect(fd, "READY=1");
 	notify_status("%d regions\nFDSTORE=1", 3);
 	expect(fd, "STATUS=3 regions FDSTORE=1");
 	notify_stopping();
