@@ -10,7 +10,7 @@
 #if defined(__x86_64__)
 #define SYS_membarrier 324
 #else
-#define SYS_membarrier 283		/* the common table: arm64, riscv */
+#define SYS_membarrier 283 /* the common table: arm64, riscv */
 #endif
 #endif
 

@@ -90,6 +90,7 @@ static int reader_result(WireReader *reader) {
 	return wire_reader_end(reader) ? 0 : SHMB_E_INVALID;
 }
 
+/* clang-format off */
 /* true when all fields of @type whose names begin with reserved are zero */
 static bool reserved_is_zero(WireType type, const void *bytes) {
 	switch (type) {
@@ -109,6 +110,7 @@ static bool reserved_is_zero(WireType type, const void *bytes) {
 		return true;
 	}
 }
+/* clang-format on */
 
 static void reader_struct(WireReader *reader, WireType type, void *ret, size_t size) {
 	wire_read(reader, ret, size);
@@ -116,7 +118,8 @@ static void reader_struct(WireReader *reader, WireType type, void *ret, size_t s
 		reader_fail(reader, "a reserved field is not zero");
 }
 
-#define READ_STRUCT(_reader, _type, _ret) reader_struct(_reader, WIRE_TYPE_##_type, (Wire##_type *)(_ret), sizeof(Wire##_type))
+#define READ_STRUCT(_reader, _type, _ret) \
+	reader_struct(_reader, WIRE_TYPE_##_type, (Wire##_type *)(_ret), sizeof(Wire##_type))
 
 static void reader_require(WireReader *reader, bool condition, const char *why) {
 	if (!condition)
@@ -284,7 +287,8 @@ int wire_read_status(WireReader *reader, WireStatusRequest *ret, const char **re
 	reader_require(reader, ret->states >> (WIRE_STATE_RETIRING + 1) == 0, "unknown states");
 	reader_require(reader, (ret->kinds & 1) == 0 && ret->kinds >> (WIRE_KIND_CUDA_VMM + 1) == 0, "unknown kinds");
 	reader_require(reader, ret->match <= WIRE_MATCH_PREFIX, "unknown match");
-	reader_require(reader, ret->match != WIRE_MATCH_ANY || ret->name_length == 0, "a name that is not to be matched");
+	reader_require(reader, ret->match != WIRE_MATCH_ANY || ret->name_length == 0,
+		       "a name that is not to be matched");
 	reader_require(reader, ret->name_length <= WIRE_NAME_MAX, "the name is longer than 255 bytes");
 	name = wire_read_bytes(reader, ret->name_length);
 	if (!wire_reader_end(reader))
@@ -322,7 +326,8 @@ int wire_read_fixed_type(WireReader *reader, void *ret, size_t size, WireType ty
 	return reader_result(reader);
 }
 
-void wire_write_begin(WireWriter *writer, void *buffer, size_t capacity, uint16_t opcode, uint16_t flags, uint64_t serial) {
+void wire_write_begin(WireWriter *writer, void *buffer, size_t capacity, uint16_t opcode, uint16_t flags,
+		      uint64_t serial) {
 	WireHeader header = { .opcode = opcode, .flags = flags, .serial = serial };
 
 	*writer = (WireWriter){

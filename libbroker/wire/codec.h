@@ -18,7 +18,7 @@ typedef struct WireReader {
 	const uint8_t *at;
 	const uint8_t *end;
 	bool bad;
-	const char *why;		/* static; NULL while all is well */
+	const char *why; /* static; NULL while all is well */
 } WireReader;
 
 /* which struct of messages.def something is */
@@ -33,7 +33,7 @@ typedef enum WireType {
 
 typedef struct WireWriter {
 	uint8_t *buffer;
-	size_t size;			/* bytes written */
+	size_t size; /* bytes written */
 	size_t capacity;
 	bool overflow;
 } WireWriter;
@@ -41,9 +41,9 @@ typedef struct WireWriter {
 /* one entry of a REGISTER request, with what follows it */
 typedef struct WireRegister {
 	WireRegisterEntry entry;
-	const char *name;		/* entry.name_length bytes, not NUL-terminated */
-	const WireAclEntry *acl;	/* entry.acl_count entries */
-	const uint8_t *handle;		/* entry.handle_length bytes */
+	const char *name;	 /* entry.name_length bytes, not NUL-terminated */
+	const WireAclEntry *acl; /* entry.acl_count entries */
+	const uint8_t *handle;	 /* entry.handle_length bytes */
 } WireRegister;
 
 typedef struct WireName {
@@ -90,13 +90,16 @@ int wire_read_status(WireReader *reader, WireStatusRequest *ret, const char **re
  * A body that is exactly one fixed struct, of a request or of a reply: @_ret points to one of the structs of
  * messages.def. Checks reserved fields, and what the request's flags, mode and access may be.
  */
+/* clang-format off */
 #define wire_read_fixed(_reader, _ret, _size)                                                                  \
 	wire_read_fixed_type(_reader, _ret, _size,                                                             \
 			     _Generic((_ret)WIRE_STRUCTS(WIRE_TYPE_CASE), default: WIRE_TYPE_NONE))
+/* clang-format on */
 int wire_read_fixed_type(WireReader *reader, void *ret, size_t size, WireType type);
 
 /* begins a message: writes the header; wire_write_end() sets the length */
-void wire_write_begin(WireWriter *writer, void *buffer, size_t capacity, uint16_t opcode, uint16_t flags, uint64_t serial);
+void wire_write_begin(WireWriter *writer, void *buffer, size_t capacity, uint16_t opcode, uint16_t flags,
+		      uint64_t serial);
 /* appends @size bytes (zeroes when @data is NULL) and pads to a multiple of 8; returns where they stand, or NULL */
 void *wire_write(WireWriter *writer, const void *data, size_t size);
 /* bytes that still fit */

@@ -45,7 +45,8 @@ uint64_t layout_registry_init(RegistryHeader *ret, uint32_t capacity, uint32_t s
 	return at;
 }
 
-uint64_t layout_lease_page_init(LeasePageHeader *ret, uint32_t capacity, uint32_t lanes, uint32_t mode, uint64_t session) {
+uint64_t layout_lease_page_init(LeasePageHeader *ret, uint32_t capacity, uint32_t lanes, uint32_t mode,
+				uint64_t session) {
 	uint64_t at = LAYOUT_PAGE;
 
 	if (capacity == 0 || capacity > LAYOUT_CAPACITY_MAX || lanes == 0 || lanes > LAYOUT_LANES_MAX)
@@ -78,7 +79,8 @@ int layout_registry_check(const RegistryHeader *header, uint64_t file_size) {
 		return -EINVAL;
 	if (header->magic != LAYOUT_REGISTRY_MAGIC || header->version != LAYOUT_VERSION)
 		return -EINVAL;
-	if (layout_registry_init(&right, header->capacity, header->session_capacity, header->epoch, header->hash_seed) == 0)
+	if (layout_registry_init(&right, header->capacity, header->session_capacity, header->epoch,
+				 header->hash_seed) == 0)
 		return -EINVAL;
 	if (header->header_size != right.header_size || header->slot_size != right.slot_size)
 		return -EINVAL;

@@ -39,20 +39,20 @@
 
 #include "protocol.h"
 
-#define LAYOUT_REGISTRY_MAGIC UINT64_C(0x67657262706d6873)	/* "shmpbreg" */
-#define LAYOUT_LEASE_MAGIC UINT64_C(0x65736c62706d6873)		/* "shmpblse" */
+#define LAYOUT_REGISTRY_MAGIC UINT64_C(0x67657262706d6873) /* "shmpbreg" */
+#define LAYOUT_LEASE_MAGIC UINT64_C(0x65736c62706d6873)	   /* "shmpblse" */
 #define LAYOUT_VERSION 1
 #define LAYOUT_PAGE 4096
 #define LAYOUT_PROBE_MAX 64
-#define LAYOUT_TOMBSTONE UINT64_C(0xffffffff)			/* tag 0, slot that cannot be */
+#define LAYOUT_TOMBSTONE UINT64_C(0xffffffff) /* tag 0, slot that cannot be */
 #define LAYOUT_CAPACITY_MAX (UINT32_C(1) << 20)
 #define LAYOUT_LANES_MAX 64
-#define LAYOUT_GENERATION_BITS 62				/* 22-bit boot epoch above a 40-bit counter */
+#define LAYOUT_GENERATION_BITS 62 /* 22-bit boot epoch above a 40-bit counter */
 #define LAYOUT_COUNTER_BITS 40
 
 enum {
-	LAYOUT_OPEN = 1,		/* RegistryHeader.state */
-	LAYOUT_CLOSED = 2,		/* no acquire succeeds any more */
+	LAYOUT_OPEN = 1,   /* RegistryHeader.state */
+	LAYOUT_CLOSED = 2, /* no acquire succeeds any more */
 };
 
 typedef struct RegistryHeader {
@@ -63,7 +63,7 @@ typedef struct RegistryHeader {
 	uint64_t epoch;
 	uint64_t hash_seed[2];
 	uint32_t capacity;
-	uint32_t index_size;		/* a power of two, at least twice the capacity */
+	uint32_t index_size; /* a power of two, at least twice the capacity */
 	uint32_t session_capacity;
 	uint32_t slot_size;
 	uint64_t index_offset;
@@ -73,12 +73,12 @@ typedef struct RegistryHeader {
 	/* a line of its own: these change */
 	_Atomic uint32_t state;
 	_Atomic uint32_t broker_cpu;	/* where the loop last ran, for spinning clients */
-	_Atomic uint64_t gone_sequence;	/* incremented whenever a generation is gone or revoked */
+	_Atomic uint64_t gone_sequence; /* incremented whenever a generation is gone or revoked */
 	uint8_t reserved2[48];
 } RegistryHeader;
 
 typedef struct RegistrySlot {
-	_Atomic uint64_t word;		/* generation << 2 | WIRE_STATE_*, 0 when free */
+	_Atomic uint64_t word; /* generation << 2 | WIRE_STATE_*, 0 when free */
 	uint64_t size;
 	uint64_t offset;
 	uint16_t name_length;
@@ -88,9 +88,9 @@ typedef struct RegistrySlot {
 	char name[256];
 	uint64_t object;
 	uint64_t object_size;
-	uint32_t owner;			/* opaque number of the owner */
+	uint32_t owner; /* opaque number of the owner */
 	_Atomic uint32_t scan;
-	uint32_t ready_index;		/* room for a ready sequence in a page that the owner writes */
+	uint32_t ready_index; /* room for a ready sequence in a page that the owner writes */
 	uint32_t reserved;
 	uint64_t ready_object;
 	uint64_t reserved2[7];
@@ -109,11 +109,11 @@ typedef struct LeasePageHeader {
 	uint64_t session;
 	uint32_t capacity;
 	uint32_t lanes;
-	uint32_t mode;			/* WIRE_ATTACH_ASYMMETRIC or WIRE_ATTACH_RMW */
+	uint32_t mode; /* WIRE_ATTACH_ASYMMETRIC or WIRE_ATTACH_RMW */
 	uint32_t reserved;
 	uint64_t rung_offset;
 	uint64_t lanes_offset;
-	_Atomic uint64_t lanes_used;	/* bit per lane, set before the lane's first use */
+	_Atomic uint64_t lanes_used; /* bit per lane, set before the lane's first use */
 } LeasePageHeader;
 
 _Static_assert(sizeof(RegistryHeader) == 192, "the header's changing part has a cache line of its own");
@@ -151,7 +151,8 @@ static inline uint64_t layout_generation(uint64_t epoch, uint64_t counter) {
  */
 uint64_t layout_registry_init(RegistryHeader *ret, uint32_t capacity, uint32_t session_capacity, uint64_t epoch,
 			      const uint64_t hash_seed[2]);
-uint64_t layout_lease_page_init(LeasePageHeader *ret, uint32_t capacity, uint32_t lanes, uint32_t mode, uint64_t session);
+uint64_t layout_lease_page_init(LeasePageHeader *ret, uint32_t capacity, uint32_t lanes, uint32_t mode,
+				uint64_t session);
 /* Check a header, of which a whole page can be read, against the size of its file. Return 0 or -EINVAL. */
 int layout_registry_check(const RegistryHeader *header, uint64_t file_size);
 int layout_lease_page_check(const LeasePageHeader *header, uint64_t file_size);

@@ -71,10 +71,11 @@ int wire_name_check(const char *name, size_t size, const char **ret_why) {
 }
 
 /*
- * The hash: 16 bytes a step are combined with the running state by one 64 × 64 → 128 bit multiplication whose
- * halves are xored; the last step may overlap the one before. The length goes into the last multiplication, so
- * that overlapping reads of names of different lengths differ. Odd constants with balanced bits: the digits of
- * sqrt(2), sqrt(3), sqrt(5), sqrt(7).
+ * The hash: 16 bytes are combined with a key by one 64 × 64 → 128 bit multiplication whose halves are xored. All
+ * steps but the last are chained; the last one, which may overlap the one before, stands by itself, so that the two
+ * steps of a name of 17 to 32 bytes run side by side. The length goes into the final multiplication, so that
+ * overlapping reads of names of different lengths differ. The constants are the fractional parts of the square roots
+ * of 2, 3, 5 and 7, made odd.
  */
 #define NAME_HASH_A UINT64_C(0x6a09e667f3bcc909)
 #define NAME_HASH_B UINT64_C(0xbb67ae8584caa73b)
@@ -107,6 +108,8 @@ uint64_t wire_name_hash(const uint64_t seed[2], const void *name, size_t size) {
 	const uint8_t *at = name;
 	uint64_t state = seed[0] ^ NAME_HASH_A;
 	uint64_t key = seed[1] ^ NAME_HASH_B;
+	uint64_t last_state = seed[0] ^ NAME_HASH_C;
+	uint64_t last_key = seed[1] ^ NAME_HASH_D;
 	size_t left = size;
 	uint64_t low, high;
 
@@ -129,6 +132,6 @@ uint64_t wire_name_hash(const uint64_t seed[2], const void *name, size_t size) {
 		low = 0;
 		high = 0;
 	}
-	state = name_fold(low ^ key, high ^ state);
-	return name_fold(state ^ NAME_HASH_C, size ^ key ^ NAME_HASH_D);
+	state ^= name_fold(low ^ last_key, high ^ last_state);
+	return name_fold(state, size ^ key);
 }

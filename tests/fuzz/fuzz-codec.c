@@ -19,12 +19,12 @@
 #include "wire/codec.h"
 #include "wire/name.h"
 
-#define REQUIRE(_condition)                                                                                    \
-	do {                                                                                                   \
-		if (!(_condition)) {                                                                           \
-			fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #_condition);         \
-			abort();                                                                               \
-		}                                                                                              \
+#define REQUIRE(_condition)                                                                            \
+	do {                                                                                           \
+		if (!(_condition)) {                                                                   \
+			fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #_condition); \
+			abort();                                                                       \
+		}                                                                                      \
 	} while (0)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -129,14 +129,14 @@ static int take_hello(WireReader *reader, WireWriter *writer) {
 	return r;
 }
 
-#define TAKE_FIXED(_type)                                                                                      \
-	({                                                                                                     \
-		_type body;                                                                                    \
-		int result = wire_read_fixed(reader, &body, sizeof(body));                                     \
-                                                                                                               \
-		if (result == 0)                                                                               \
-			(void)wire_write(writer, &body, sizeof(body));                                         \
-		result;                                                                                        \
+#define TAKE_FIXED(_type)                                                  \
+	({                                                                 \
+		_type body;                                                \
+		int result = wire_read_fixed(reader, &body, sizeof(body)); \
+                                                                           \
+		if (result == 0)                                           \
+			(void)wire_write(writer, &body, sizeof(body));     \
+		result;                                                    \
 	})
 
 static int take_body(uint16_t opcode, uint32_t n_fds, WireReader *reader, WireWriter *writer) {

@@ -22,7 +22,8 @@
 #include <linux/membarrier.h>
 _Static_assert((int)BARRIER_QUERY == (int)MEMBARRIER_CMD_QUERY, "membarrier(2)");
 _Static_assert((int)BARRIER_GLOBAL_EXPEDITED == (int)MEMBARRIER_CMD_GLOBAL_EXPEDITED, "membarrier(2)");
-_Static_assert((int)BARRIER_REGISTER_GLOBAL_EXPEDITED == (int)MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, "membarrier(2)");
+_Static_assert((int)BARRIER_REGISTER_GLOBAL_EXPEDITED == (int)MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED,
+	       "membarrier(2)");
 #endif
 #endif
 

@@ -191,18 +191,19 @@ static void test_register(void **state) {
 	assert_memory_equal(entries[0].name, "frame", 5);
 	assert_int_equal(entries[0].acl[0].kind, WIRE_ACL_UID);
 	assert_int_equal(entries[0].acl[0].id, 1000);
-	assert_true((const uint8_t *)entries[0].name > buffer && (const uint8_t *)entries[0].name < buffer + sizeof(buffer));
+	assert_true((const uint8_t *)entries[0].name > buffer &&
+		    (const uint8_t *)entries[0].name < buffer + sizeof(buffer));
 }
 
 static void test_register_sentences(void **state) {
 	Register body;
 
 	(void)state;
-#define REFUSED(_change, _n_fds, _why)                                                                         \
-	do {                                                                                                   \
-		body = register_right();                                                                       \
-		_change;                                                                                       \
-		assert_string_equal(register_why(&body, sizeof(body), _n_fds), _why);                          \
+#define REFUSED(_change, _n_fds, _why)                                                \
+	do {                                                                          \
+		body = register_right();                                              \
+		_change;                                                              \
+		assert_string_equal(register_why(&body, sizeof(body), _n_fds), _why); \
 	} while (0)
 	REFUSED((void)0, 1, "");
 	REFUSED(body.head.count = 0, 1, "the list is empty");
@@ -231,14 +232,16 @@ static void test_register_sentences(void **state) {
 	REFUSED(body.entry.object_size = 1, 1, "memory with an object size");
 	REFUSED(body.entry.device.bytes[15] = 1, 1, "memory with a device");
 	REFUSED(body.entry.kind = WIRE_KIND_CUDA_IPC, 1, "a CUDA IPC handle has 64 bytes");
-	REFUSED((body.entry.kind = WIRE_KIND_CUDA_IPC, body.entry.handle_length = 64), 1, "a CUDA IPC handle with an fd");
+	REFUSED((body.entry.kind = WIRE_KIND_CUDA_IPC, body.entry.handle_length = 64), 1,
+		"a CUDA IPC handle with an fd");
 	REFUSED((body.entry.kind = WIRE_KIND_CUDA_IPC, body.entry.handle_length = 64, body.entry.fd_index = WIRE_NO_FD,
 		 body.entry.read_only_fd_index = 0),
 		1, "a CUDA IPC handle with an fd");
-	REFUSED((body.entry.kind = WIRE_KIND_CUDA_IPC, body.entry.handle_length = 64, body.entry.fd_index = WIRE_NO_FD), 0,
-		"the message is truncated");
+	REFUSED((body.entry.kind = WIRE_KIND_CUDA_IPC, body.entry.handle_length = 64, body.entry.fd_index = WIRE_NO_FD),
+		0, "the message is truncated");
 	REFUSED(body.entry.kind = WIRE_KIND_CUDA_VMM, 1, "");
-	REFUSED((body.entry.kind = WIRE_KIND_CUDA_VMM, body.entry.fd_index = WIRE_NO_FD), 0, "CUDA memory without an fd");
+	REFUSED((body.entry.kind = WIRE_KIND_CUDA_VMM, body.entry.fd_index = WIRE_NO_FD), 0,
+		"CUDA memory without an fd");
 	REFUSED((body.entry.kind = WIRE_KIND_CUDA_VMM, body.entry.read_only_fd_index = 0), 1,
 		"CUDA memory with a read-only fd");
 	REFUSED((body.entry.kind = WIRE_KIND_CUDA_VMM, body.entry.handle_length = 64), 1,
@@ -293,13 +296,13 @@ static void test_unregister_sentences(void **state) {
 	Body body;
 
 	(void)state;
-#define REFUSED(_size, _change, _why)                                                                          \
-	do {                                                                                                   \
-		body = (Body){ .request.count = 1, .entry.name_length = 8, .name = "12345678" };               \
-		_change;                                                                                       \
-		reader = wire_reader_body(buffer, make(WIRE_OP_UNREGISTER, &body, _size));                     \
-		assert_int_equal(wire_read_unregister(&reader, &request, names), SHMB_E_INVALID);              \
-		assert_string_equal(reader.why, _why);                                                         \
+#define REFUSED(_size, _change, _why)                                                             \
+	do {                                                                                      \
+		body = (Body){ .request.count = 1, .entry.name_length = 8, .name = "12345678" };  \
+		_change;                                                                          \
+		reader = wire_reader_body(buffer, make(WIRE_OP_UNREGISTER, &body, _size));        \
+		assert_int_equal(wire_read_unregister(&reader, &request, names), SHMB_E_INVALID); \
+		assert_string_equal(reader.why, _why);                                            \
 	} while (0)
 	REFUSED(sizeof(body), body.request.scope = 4, "unknown scope");
 	REFUSED(sizeof(body), body.request.mode = 4, "unknown mode");
@@ -314,9 +317,11 @@ static void test_unregister_sentences(void **state) {
 	REFUSED(sizeof(body), body.entry.reserved2 = 1, "a reserved field is not zero");
 	REFUSED(sizeof(body) - 8, (void)0, "the message is truncated");
 #undef REFUSED
-	body = (Body){ .request = { .mode = WIRE_MODE_LAZY, .flags = WIRE_UNREGISTER_WAIT, .timeout_ms = 7, .count = 1 },
-		       .entry = { .generation = 9, .name_length = 8 },
-		       .name = "12345678" };
+	body = (Body){
+		.request = { .mode = WIRE_MODE_LAZY, .flags = WIRE_UNREGISTER_WAIT, .timeout_ms = 7, .count = 1 },
+		.entry = { .generation = 9, .name_length = 8 },
+		.name = "12345678"
+	};
 	reader = wire_reader_body(buffer, make(WIRE_OP_UNREGISTER, &body, sizeof(body)));
 	assert_int_equal(wire_read_unregister(&reader, &request, names), 0);
 	assert_true(request.mode == WIRE_MODE_LAZY && request.timeout_ms == 7 && request.count == 1);
@@ -390,29 +395,31 @@ static void test_hello_and_status_sentences(void **state) {
 	const char *name;
 
 	(void)state;
-#define HELLO(_why, ...)                                                                                       \
-	do {                                                                                                   \
-		hello = (WireHelloRequest){ .version = 1, __VA_ARGS__ };                                       \
-		reader = wire_reader_body(buffer, make(WIRE_OP_HELLO, &hello, sizeof(hello)));                 \
-		assert_int_equal(wire_read_hello(&reader, &hello), SHMB_E_INVALID);                            \
-		assert_string_equal(reader.why, _why);                                                         \
+#define HELLO(_why, ...)                                                                       \
+	do {                                                                                   \
+		hello = (WireHelloRequest){ .version = 1, __VA_ARGS__ };                       \
+		reader = wire_reader_body(buffer, make(WIRE_OP_HELLO, &hello, sizeof(hello))); \
+		assert_int_equal(wire_read_hello(&reader, &hello), SHMB_E_INVALID);            \
+		assert_string_equal(reader.why, _why);                                         \
 	} while (0)
 	HELLO("unknown flags", .flags = 2);
 	HELLO("unknown roles", .roles = 8);
 	HELLO("a reserved field is not zero", .reserved = 1);
 	HELLO("a token without a session", .token.bytes[3] = 1);
 #undef HELLO
-	hello = (WireHelloRequest){ .version = 1, .roles = 7, .features = UINT64_MAX, .session = 4, .token.bytes[3] = 1 };
+	hello = (WireHelloRequest){
+		.version = 1, .roles = 7, .features = UINT64_MAX, .session = 4, .token.bytes[3] = 1
+	};
 	reader = wire_reader_body(buffer, make(WIRE_OP_HELLO, &hello, sizeof(hello)));
 	assert_int_equal(wire_read_hello(&reader, &hello), 0);
 	assert_true(hello.features == UINT64_MAX && hello.token.bytes[3] == 1);
 
-#define STATUS(_why, ...)                                                                                      \
-	do {                                                                                                   \
-		status = (WireStatusRequest){ __VA_ARGS__ };                                                   \
-		reader = wire_reader_body(buffer, make(WIRE_OP_STATUS, &status, sizeof(status)));              \
-		assert_int_equal(wire_read_status(&reader, &status, &name), SHMB_E_INVALID);                   \
-		assert_string_equal(reader.why, _why);                                                         \
+#define STATUS(_why, ...)                                                                         \
+	do {                                                                                      \
+		status = (WireStatusRequest){ __VA_ARGS__ };                                      \
+		reader = wire_reader_body(buffer, make(WIRE_OP_STATUS, &status, sizeof(status))); \
+		assert_int_equal(wire_read_status(&reader, &status, &name), SHMB_E_INVALID);      \
+		assert_string_equal(reader.why, _why);                                            \
 	} while (0)
 	STATUS("unknown flags", .flags = 2);
 	STATUS("unknown states", .states = 16);
@@ -432,12 +439,12 @@ static const char *fixed_why(int r, const WireReader *reader) {
 	return reader->why ? reader->why : "";
 }
 
-#define FIXED(_why, _type, ...)                                                                                \
-	do {                                                                                                   \
-		_type body = { __VA_ARGS__ };                                                                  \
-		WireReader reader = wire_reader_body(buffer, make(WIRE_OP_PING, &body, sizeof(body)));         \
-                                                                                                               \
-		assert_string_equal(fixed_why(wire_read_fixed(&reader, &body, sizeof(body)), &reader), _why);  \
+#define FIXED(_why, _type, ...)                                                                               \
+	do {                                                                                                  \
+		_type body = { __VA_ARGS__ };                                                                 \
+		WireReader reader = wire_reader_body(buffer, make(WIRE_OP_PING, &body, sizeof(body)));        \
+                                                                                                              \
+		assert_string_equal(fixed_why(wire_read_fixed(&reader, &body, sizeof(body)), &reader), _why); \
 	} while (0)
 
 static void test_fixed(void **state) {
@@ -466,7 +473,8 @@ static void test_fixed_size(void **state) {
 
 	(void)state;
 	reader = wire_reader_body(buffer, make(WIRE_OP_NOTIFY, "", 0));
-	assert_string_equal(fixed_why(wire_read_fixed(&reader, &notify, sizeof(notify)), &reader), "the message is truncated");
+	assert_string_equal(fixed_why(wire_read_fixed(&reader, &notify, sizeof(notify)), &reader),
+			    "the message is truncated");
 	reader = wire_reader_body(buffer, make(WIRE_OP_PING, &(WireNotify){ 0 }, sizeof(WireNotify)));
 	assert_string_equal(fixed_why(wire_read_fixed(&reader, &ping, sizeof(ping)), &reader), "bytes are left over");
 }

@@ -20,8 +20,8 @@ static const uint64_t seed[2] = { 11, 13 };
 /* what the broker has of a consumer's page: its own copy of the shape, and a mapping with a hole behind it */
 typedef struct Page {
 	LeasePageHeader shape;
-	LeasePageHeader *written;	/* the consumer's mapping */
-	const LeasePageHeader *read;	/* the broker's mapping */
+	LeasePageHeader *written;    /* the consumer's mapping */
+	const LeasePageHeader *read; /* the broker's mapping */
 	int fd;
 } Page;
 
@@ -132,13 +132,13 @@ static void test_registry_check(void **state) {
 	assert_int_equal(layout_registry_check(&right, size - 1), -EINVAL);
 	assert_int_equal(layout_registry_check(&right, size + LAYOUT_PAGE), -EINVAL);
 	assert_int_equal(layout_registry_check(&right, 0), -EINVAL);
-#define WRONG(_field, _value)                                                                                  \
-	do {                                                                                                   \
-		RegistryHeader wrong;                                                                          \
-                                                                                                               \
-		(void)layout_registry_init(&wrong, 100, 10, 3, seed);                                          \
-		wrong._field = (_value);                                                                       \
-		assert_int_equal(layout_registry_check(&wrong, size), -EINVAL);                                \
+#define WRONG(_field, _value)                                                   \
+	do {                                                                    \
+		RegistryHeader wrong;                                           \
+                                                                                \
+		(void)layout_registry_init(&wrong, 100, 10, 3, seed);           \
+		wrong._field = (_value);                                        \
+		assert_int_equal(layout_registry_check(&wrong, size), -EINVAL); \
 	} while (0)
 	WRONG(magic, 0);
 	WRONG(magic, LAYOUT_LEASE_MAGIC);
@@ -201,13 +201,13 @@ static void test_lease_page_check(void **state) {
 	assert_int_equal(layout_lease_page_check(&header, size), 0);
 	assert_int_equal(layout_lease_page_check(&header, size - 1), -EINVAL);
 	assert_int_equal(layout_lease_page_check(&header, 0), -EINVAL);
-#define WRONG(_field, _value)                                                                                  \
-	do {                                                                                                   \
-		LeasePageHeader wrong;                                                                         \
-                                                                                                               \
-		(void)layout_lease_page_init(&wrong, 100, 4, WIRE_ATTACH_RMW, 9);                              \
-		wrong._field = (_value);                                                                       \
-		assert_int_equal(layout_lease_page_check(&wrong, size), -EINVAL);                              \
+#define WRONG(_field, _value)                                                     \
+	do {                                                                      \
+		LeasePageHeader wrong;                                            \
+                                                                                  \
+		(void)layout_lease_page_init(&wrong, 100, 4, WIRE_ATTACH_RMW, 9); \
+		wrong._field = (_value);                                          \
+		assert_int_equal(layout_lease_page_check(&wrong, size), -EINVAL); \
 	} while (0)
 	WRONG(magic, LAYOUT_REGISTRY_MAGIC);
 	WRONG(version, 0);

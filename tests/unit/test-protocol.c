@@ -72,10 +72,10 @@ static void test_opcodes(void **state) {
 	uint32_t next = 1;
 
 	(void)state;
-#define W(_name, _value, _text)                                                                                \
-	assert_int_equal(WIRE_OP_##_name, next);                                                               \
-	assert_string_equal(wire_opcode_name(next), #_name);                                                   \
-	assert_true(strlen(_text) > 0);                                                                        \
+#define W(_name, _value, _text)                              \
+	assert_int_equal(WIRE_OP_##_name, next);             \
+	assert_string_equal(wire_opcode_name(next), #_name); \
+	assert_true(strlen(_text) > 0);                      \
 	next++;
 	WIRE_OPCODES(W)
 #undef W
@@ -111,20 +111,20 @@ static void test_numbers(void **state) {
 	assert_true(WIRE_STATE_RETIRING <= 3);
 }
 
-#define FIELD(_type, _name, _text)                                                                             \
-	assert_int_equal(offsetof(Struct, _name), size);                                                       \
-	assert_int_equal(size % (sizeof(wire_##_type) < 8 ? sizeof(wire_##_type) : 8), 0);                     \
-	assert_true(_text[0] != '\0' || strncmp(#_name, "reserved", 8) == 0);                                  \
+#define FIELD(_type, _name, _text)                                                         \
+	assert_int_equal(offsetof(Struct, _name), size);                                   \
+	assert_int_equal(size % (sizeof(wire_##_type) < 8 ? sizeof(wire_##_type) : 8), 0); \
+	assert_true(_text[0] != '\0' || strncmp(#_name, "reserved", 8) == 0);              \
 	size += sizeof(wire_##_type);
 
-#define STRUCT(_type, _title, _tail)                                                                           \
-	static void check_##_type(void) {                                                                      \
-		typedef Wire##_type Struct;                                                                    \
-		size_t size = 0;                                                                               \
-                                                                                                               \
-		_type##_FIELDS(FIELD)                                                                          \
-		assert_int_equal(sizeof(Struct), size);                                                        \
-		assert_int_equal(size % 8, 0);                                                                 \
+#define STRUCT(_type, _title, _tail)                    \
+	static void check_##_type(void) {               \
+		typedef Wire##_type Struct;             \
+		size_t size = 0;                        \
+                                                        \
+		_type##_FIELDS(FIELD);                  \
+		assert_int_equal(sizeof(Struct), size); \
+		assert_int_equal(size % 8, 0);          \
 	}
 WIRE_STRUCTS(STRUCT)
 #undef STRUCT
@@ -132,8 +132,8 @@ WIRE_STRUCTS(STRUCT)
 
 static void test_structs_have_no_holes(void **state) {
 	(void)state;
-#define STRUCT(_type, _title, _tail)                                                                           \
-	check_##_type();                                                                                       \
+#define STRUCT(_type, _title, _tail) \
+	check_##_type();             \
 	assert_true(strlen(_title) > 0);
 	WIRE_STRUCTS(STRUCT)
 #undef STRUCT
@@ -144,8 +144,8 @@ static void test_struct_sizes(void **state) {
 	size_t n = 0;
 
 	(void)state;
-#define SIZE(_type, _size)                                                                                     \
-	assert_int_equal(sizeof(Wire##_type), _size);                                                          \
+#define SIZE(_type, _size)                            \
+	assert_int_equal(sizeof(Wire##_type), _size); \
 	n++
 	SIZE(Header, 16);
 	SIZE(ErrorReply, 8);

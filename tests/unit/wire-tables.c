@@ -17,20 +17,21 @@
 #include "wire/layout.h"
 #include "wire/protocol.h"
 
-static void print_field(const char *of, size_t offset, size_t size, const char *type, const char *name, const char *text) {
+static void print_field(const char *of, size_t offset, size_t size, const char *type, const char *name,
+			const char *text) {
 	printf("field %s %zu %zu %s %s%s%s\n", of, offset, size, type, name, text[0] ? " " : "", text);
 }
 
-#define FIELD(_type, _name, _text)                                                                             \
+#define FIELD(_type, _name, _text) \
 	print_field(of, offsetof(Struct, _name), sizeof(((Struct *)NULL)->_name), #_type, #_name, _text);
 
-#define STRUCT(_type, _title, _tail)                                                                           \
-	static void print_##_type(void) {                                                                      \
-		typedef Wire##_type Struct;                                                                    \
-		const char *of = #_type;                                                                       \
-                                                                                                               \
-		printf("struct %s %zu %s|%s\n", of, sizeof(Struct), _title, _tail);                            \
-		_type##_FIELDS(FIELD)                                                                          \
+#define STRUCT(_type, _title, _tail)                                                \
+	static void print_##_type(void) {                                           \
+		typedef Wire##_type Struct;                                         \
+		const char *of = #_type;                                            \
+                                                                                    \
+		printf("struct %s %zu %s|%s\n", of, sizeof(Struct), _title, _tail); \
+		_type##_FIELDS(FIELD)                                               \
 	}
 
 WIRE_STRUCTS(STRUCT)
