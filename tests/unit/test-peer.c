@@ -10,18 +10,21 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <grp.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "peer.h"
+#include "wire/compat.h"
 #include "wire/fd.h"
 
 #define ID "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
@@ -244,6 +247,60 @@ static void test_dying_process(void **state) {
 	assert_int_equal(count_fds(), n_before);
 }
 
+/* a kernel that does not know SO_PEERPIDFD, and, with @no_pidfd_open, a sandbox that does not know pidfd_open either */
+static void use_old_kernel(bool no_pidfd_open) {
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, no_pidfd_open ? SYS_pidfd_open : UINT32_MAX, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getsockopt, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SO_PEERPIDFD, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOPROTOOPT),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { .len = sizeof(code) / sizeof(*code), .filter = code };
+
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+		_exit(100);
+}
+
+static int read_under_old_kernel(bool no_pidfd_open) {
+	pid_t pid = fork();
+	int status;
+
+	assert_true(pid >= 0);
+	if (!pid) {
+		struct pollfd poll_fd = { .events = POLLIN };
+		int pair[2];
+		Peer peer;
+
+		use_old_kernel(no_pidfd_open);
+		if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) || peer_read(pair[0], &peer))
+			_exit(101);
+		if (peer.exited || peer.pid != getpid() || !peer.comm[0] || !peer.start_time)
+			_exit(102);
+		if (peer.pidfd < 0)
+			_exit(2);
+		/* of a process that lives */
+		poll_fd.fd = peer.pidfd;
+		_exit(peer.pidfd_by_pid && poll(&poll_fd, 1, 0) == 0 ? 1 : 103);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+static void test_old_kernel(void **state) {
+	/* valgrind has no pidfd_open */
+	int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+
+	(void)state;
+	assert_int_equal(read_under_old_kernel(false), fd >= 0 ? 1 : 2);
+	(void)close_fd(fd);
+	assert_int_equal(read_under_old_kernel(true), 2);
+}
+
 static void test_no_peer(void **state) {
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), ends[2];
 	Peer peer = { .pid = 99 };
@@ -264,7 +321,7 @@ int main(void) {
 		cmocka_unit_test(test_container),    cmocka_unit_test(test_cgroup),
 		cmocka_unit_test(test_start_time),   cmocka_unit_test(test_other_pidns),
 		cmocka_unit_test(test_this_process), cmocka_unit_test(test_dying_process),
-		cmocka_unit_test(test_no_peer),
+		cmocka_unit_test(test_old_kernel),   cmocka_unit_test(test_no_peer),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
