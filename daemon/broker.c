@@ -188,28 +188,43 @@ static void broker_init_barrier(Broker *broker) {
 			  broker->barrier_reason);
 }
 
-static int broker_listen(Broker *broker) {
+/* the paths are kept: a reload may name others, which a restart will bind */
+static int broker_bind(Broker *broker) {
 	const StringList *paths = &broker->config->sockets;
+	int fd;
+
+	free(broker->listen_fds);
+	broker->listen_fds = calloc(paths->n + 1, sizeof(*broker->listen_fds));
+	broker->bound_paths = calloc(paths->n + 1, sizeof(*broker->bound_paths));
+	if (!broker->listen_fds || !broker->bound_paths)
+		return -ENOMEM;
+	for (size_t i = 0; i < paths->n; ++i) {
+		char *path = strdup(paths->items[i]);
+
+		if (!path)
+			return -ENOMEM;
+		fd = listen_at(path, broker->config->socket_mode, broker->config->socket_group);
+		if (fd < 0) {
+			log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "%s: %s", path, strerror(-fd));
+			free(path);
+			return fd;
+		}
+		broker->bound_paths[broker->n_listeners] = path;
+		broker->listen_fds[broker->n_listeners++] = fd;
+	}
+	return 0;
+}
+
+static int broker_listen(Broker *broker) {
 	int r;
 
 	r = notify_listen_fds(&broker->listen_fds, &broker->n_listeners);
 	if (r)
 		return r;
-	broker->sockets_are_ours = !broker->n_listeners;
-	if (broker->sockets_are_ours) {
-		free(broker->listen_fds);
-		broker->listen_fds = calloc(paths->n, sizeof(*broker->listen_fds));
-		if (paths->n && !broker->listen_fds)
-			return -ENOMEM;
-		for (size_t i = 0; i < paths->n; ++i) {
-			r = listen_at(paths->items[i], broker->config->socket_mode, broker->config->socket_group);
-			if (r < 0) {
-				log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "%s: %s", paths->items[i], strerror(-r));
-				return r;
-			}
-			broker->listen_fds[broker->n_listeners++] = r;
-		}
-	}
+	if (!broker->n_listeners)
+		r = broker_bind(broker);
+	if (r)
+		return r;
 	if (!broker->n_listeners) {
 		log_write(LOG_CONFIG_ERROR, LOG_NO_UID, NULL, "there is no socket to listen on");
 		return -EINVAL;
@@ -239,6 +254,18 @@ static int broker_init_memory(Broker *broker) {
 	broker->last_session = broker->last_lease = broker->objects.last_id = layout_generation(broker->registry.shape.epoch, 0);
 	broker->objects.closer = broker->closer;
 	return r;
+}
+
+static void broker_log_start(const Broker *broker, int loop_kind) {
+	char fields[256];
+
+	snprintf(fields, sizeof(fields), "SHMBROKER_LOOP=%s\nSHMBROKER_LOOP_REASON=%s", loop_name(broker->loop),
+		 loop_reason(broker->loop));
+	log_write(LOG_START, LOG_NO_UID, fields, "shmbrokerd %s, loop %s (%s)", PACKAGE_VERSION,
+		  loop_name(broker->loop), loop_reason(broker->loop));
+	if (loop_kind == LOOP_AUTO && !strcmp(loop_name(broker->loop), "epoll"))
+		log_write(LOG_LOOP_FALLBACK, LOG_NO_UID, fields, "io_uring is not available here, epoll runs instead: %s",
+			  loop_reason(broker->loop));
 }
 
 int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_kind) {
@@ -282,8 +309,7 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 	}
 	loop_set_turn(broker->loop, on_turn, broker);
 	broker->start_ns = loop_now(broker->loop);
-	log_write(LOG_START, LOG_NO_UID, NULL, "shmbrokerd %s, loop %s (%s)", PACKAGE_VERSION, loop_name(broker->loop),
-		  loop_reason(broker->loop));
+	broker_log_start(broker, loop_kind >= 0 ? loop_kind : config->loop);
 	broker_init_barrier(broker);
 	r = broker_listen(broker);
 	if (r) {
@@ -321,8 +347,10 @@ Broker *broker_free(Broker *broker) {
 		if (broker->listeners)
 			loop_listener_unlink(&broker->listeners[i].listener);
 		(void)close_fd(broker->listen_fds[i]);
-		if (broker->sockets_are_ours)
-			(void)unlink(broker->config->sockets.items[i]);
+		if (broker->bound_paths) {
+			(void)unlink(broker->bound_paths[i]);
+			free(broker->bound_paths[i]);
+		}
 	}
 	/* consumers that are left behind must not acquire any more */
 	if (broker->registry.header)
@@ -344,6 +372,7 @@ Broker *broker_free(Broker *broker) {
 	table_deinit(&broker->session_table);
 	accounts_deinit(&broker->accounts);
 	config_free(broker->config);
+	free(broker->bound_paths);
 	free(broker->listeners);
 	free(broker->listen_fds);
 	free(broker->reply);

@@ -97,7 +97,7 @@ struct Broker {
 	BrokerListener *listeners;
 	size_t n_listeners;
 	int *listen_fds;
-	bool sockets_are_ours;		/* bound here, unlinked at the end */
+	char **bound_paths;		/* sockets of our own, unlinked at the end; NULL when they were handed over */
 	uint8_t *reply;			/* WIRE_MESSAGE_MAX bytes that requests build their replies in */
 };
 

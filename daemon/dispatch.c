@@ -44,7 +44,7 @@ static int check_roles(Request *request, const WireHelloRequest *hello) {
 		 missing & WIRE_ROLE_OWNER || !session->allowed_roles ? " owner" : "",
 		 missing & WIRE_ROLE_CONSUMER || !session->allowed_roles ? " consumer" : "",
 		 missing & WIRE_ROLE_ADMIN ? " admin" : "");
-	log_write(LOG_PEER_DENIED, session->peer.uid, NULL, "pid %d: %s", (int)session->peer.pid, request->text);
+	session_log(session, LOG_PEER_DENIED, "%s", request->text);
 	return request_refuse(request, SHMB_E_PERMISSION, request->text);
 }
 
@@ -70,9 +70,8 @@ static int dispatch_hello(Request *request) {
 	if (r)
 		return r;
 	if (session->peer.uid == geteuid() && !broker->config->shared_uid)
-		log_write(LOG_OWN_UID_CLIENT, session->peer.uid, NULL,
-			  "pid %d has the broker's own uid %u: such a client can starve the broker (shared_uid = yes accepts it)",
-			  (int)session->peer.pid, session->peer.uid);
+		session_log(session, LOG_OWN_UID_CLIENT,
+			    "it has the broker's own uid: such a client can starve the broker (shared_uid = yes accepts it)");
 
 	session->roles = hello.roles ?: session->allowed_roles;
 	session->accept_unsealed = hello.flags & WIRE_HELLO_ACCEPT_UNSEALED;
@@ -161,8 +160,7 @@ static void dispatch_reject(Session *session, const WireHeader *header, uint32_t
 /* a peer that cannot count bytes */
 static void dispatch_malformed(Session *session, const WireHeader *header, const char *why) {
 	session->broker->stats.messages_malformed++;
-	log_write(LOG_PEER_PROTOCOL, session->peer.uid, NULL, "pid %d of uid %u sent a malformed message: %s",
-		  (int)session->peer.pid, session->peer.uid, why);
+	session_log(session, LOG_PEER_PROTOCOL, "a malformed message: %s", why);
 	dispatch_reject(session, header, SHMB_E_INVALID, why);
 }
 

@@ -101,8 +101,7 @@ static int take_object(Session *session, const WireRegister *request, RegisterFd
 			     policy_accepts_unsealed(broker, session), broker->config->require_allocated, &checked, why);
 	if (r == SHMB_E_BAD_FD) {
 		broker->stats.fds_refused++;
-		log_write(LOG_PEER_FD_REFUSED, session->peer.uid, NULL, "an fd from pid %d of uid %u was refused: %s",
-			  (int)session->peer.pid, session->peer.uid, why);
+		session_log(session, LOG_PEER_FD_REFUSED, "an fd was refused: %s", why);
 	}
 	if (r)
 		return r;

@@ -29,17 +29,21 @@ static void region_set_state(Region *region, uint32_t state) {
 }
 
 /* a holder that never lets go loses its session, where the configuration says so */
+static void evict(Region *region, Session *holder) {
+	session_log(holder, LOG_RETIRE_TIMEOUT, "it did not let go of region \"%s\" within retire_timeout", region->name);
+	session_disconnect(holder, SHMB_E_TIMED_OUT, "it held a lease beyond retire_timeout");
+}
+
 static void on_retire_timeout(LoopTimer *timer) {
 	Region *region = container_of(timer, Region, retire_timer);
 
 	list_for_each(link, &region->leases)
-		session_disconnect(container_of(link, Lease, region_link)->session, SHMB_E_TIMED_OUT,
-				   "it held a lease beyond retire_timeout");
+		evict(region, container_of(link, Lease, region_link)->session);
 	list_for_each(link, &region->maps) {
 		Map *map = container_of(link, Map, region_link);
 
 		if (map_count(map))
-			session_disconnect(map->session, SHMB_E_TIMED_OUT, "it held a lease beyond retire_timeout");
+			evict(region, map->session);
 	}
 }
 
@@ -67,9 +71,15 @@ static void region_charge_holders(Region *region) {
 static uint64_t region_revoke(Region *region, uint32_t mode, char *why) {
 	Broker *broker = region->broker;
 	uint64_t discarded = 0;
+	char fields[300];
 
-	if (mode == WIRE_MODE_DISCARD)
+	snprintf(fields, sizeof(fields), "SHMBROKER_REGION=%s", region->name);
+	if (mode == WIRE_MODE_DISCARD) {
 		discarded = object_discard(region->object, region->offset, region->size, why);
+		log_write(LOG_DISCARD, region->owner_uid, fields, "%llu of %llu bytes of region \"%s\" were given back%s%s",
+			  (unsigned long long)discarded, (unsigned long long)region->size, region->name,
+			  why[0] ? ": " : "", why);
+	}
 	registry_unname(&broker->registry, region);
 	region_set_state(region, WIRE_STATE_REVOKED);
 	registry_gone(&broker->registry);
@@ -77,7 +87,7 @@ static uint64_t region_revoke(Region *region, uint32_t mode, char *why) {
 	broker->stats.discarded_bytes += discarded;
 
 	event_region(WIRE_EVENT_REVOKED, region);
-	log_write(LOG_REVOKED, region->owner_uid, NULL, "region \"%s\" of uid %u was revoked", region->name,
+	log_write(LOG_REVOKED, region->owner_uid, fields, "region \"%s\" of uid %u was revoked", region->name,
 		  region->owner_uid);
 	for (ListLink *link; (link = list_first(&region->leases));)
 		lease_revoke(container_of(link, Lease, region_link));

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -48,6 +50,19 @@ static Identity *identity_new(const Peer *peer) {
 
 bool session_sees(const Session *session, uint32_t uid) {
 	return session->roles & WIRE_ROLE_ADMIN || (session->peer.uid == uid && !session->peer.overflow_uid);
+}
+
+void session_log(const Session *session, LogId id, const char *format, ...) {
+	char fields[128], text[LOG_LINE_MAX / 2];
+	va_list args;
+
+	snprintf(fields, sizeof(fields), "SHMBROKER_PID=%d\nSHMBROKER_SESSION=%llu", (int)session->peer.pid,
+		 (unsigned long long)session->id);
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	log_write(id, session->peer.uid, fields, "pid %d (%s) of uid %u: %s", (int)session->peer.pid, session->peer.comm,
+		  session->peer.uid, text);
 }
 
 Session *session_find(Broker *broker, uint64_t id) {
@@ -124,8 +139,7 @@ void session_disconnect(Session *session, uint32_t code, const char *why) {
 	if (session->dying || session->state == SESSION_DETACHED)
 		return;
 	session->broker->stats.disconnects++;
-	log_write(LOG_PEER_DISCONNECTED, session->peer.uid, NULL, "pid %d of uid %u was disconnected: %s",
-		  (int)session->peer.pid, session->peer.uid, why);
+	session_log(session, LOG_PEER_DISCONNECTED, "disconnected: %s", why);
 	if (code && !session->conn.out_messages) {
 		size = wire_write_error(buffer, WIRE_OP_HELLO, 0, code, why);
 		(void)fd_send(session->conn.fd, buffer, size, NULL, 0, MSG_DONTWAIT);
@@ -190,8 +204,8 @@ static void session_retire_regions(Session *session) {
 	if (list_is_empty(&session->regions))
 		return;
 	session->broker->stats.owner_deaths++;
-	log_write(LOG_OWNER_DIED, session->peer.uid, NULL, "the session of pid %d of uid %u ended with %u regions of %llu bytes",
-		  (int)session->peer.pid, session->peer.uid, session->n_regions, (unsigned long long)session->n_bytes);
+	session_log(session, LOG_OWNER_DIED, "the session ended with %u regions of %llu bytes", session->n_regions,
+		    (unsigned long long)session->n_bytes);
 	event_session(WIRE_EVENT_OWNER_DIED, session);
 	for (ListLink *link; (link = list_first(&session->regions));) {
 		Region *region = container_of(link, Region, owner_link);
@@ -392,6 +406,12 @@ int session_accept(Broker *broker, int accepted) {
 	r = peer_read(fd, &peer);
 	if (r)
 		return r;
+	/* gone already, whoever else holds its end: nothing would ever tell that such a session is over */
+	if (peer.exited) {
+		peer_deinit(&peer);
+		closer_close(broker->closer, LOG_NO_UID, steal_fd(&fd));
+		return 0;
+	}
 	session = session_new(broker, &peer);
 	if (!session) {
 		peer_deinit(&peer);

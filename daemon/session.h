@@ -14,6 +14,7 @@
 #include "account.h"
 #include "lease.h"
 #include "list.h"
+#include "log.h"
 #include "loop.h"
 #include "peer.h"
 #include "table.h"
@@ -105,6 +106,8 @@ void session_error(Session *session, uint16_t opcode, uint64_t serial, uint32_t 
 /* is this peer an admin, or the same uid (and no overflow uid) ? */
 bool session_sees(const Session *session, uint32_t uid);
 Session *session_find(Broker *broker, uint64_t id);
+/* logs a line that this peer has caused, with its pid and session as fields */
+void session_log(const Session *session, LogId id, const char *format, ...) __attribute__((__format__(__printf__, 3, 4)));
 
 Identity *identity_ref(Identity *identity);
 Identity *identity_unref(Identity *identity);
