@@ -24,6 +24,9 @@ static int check_use(const Session *session, const Region *region, uint32_t acce
 		*ret_why = "the region's access list does not name this user";
 		return SHMB_E_PERMISSION;
 	}
+	/* a name that is only resolved: the codec lets that through with NO_LEASE alone */
+	if (!access)
+		return 0;
 	if (!(access & WIRE_ACCESS_READ) || access & ~(uint32_t)(WIRE_ACCESS_READ | WIRE_ACCESS_WRITE)) {
 		*ret_why = "access is READ, or READ and WRITE";
 		return SHMB_E_INVALID;
@@ -244,6 +247,8 @@ int dispatch_map(Request *request) {
 	if (wire_read_fixed(&request->body, &asked, sizeof(asked)) || asked.reserved || asked.flags & ~(uint32_t)WIRE_MAP_WANT_FD)
 		return DISPATCH_MALFORMED;
 	region = registry_at(&session->broker->registry, asked.slot, asked.generation);
+	if (!asked.access)
+		return request_refuse(request, SHMB_E_INVALID, "access is READ, or READ and WRITE");
 	r = map_refuse_state(request, region) ?: check_use(session, region, asked.access, &request->why);
 	if (r)
 		return r;

@@ -120,7 +120,7 @@ static int dispatch_subscribe(Request *request) {
 
 	if (wire_read_fixed(&request->body, &subscribe, sizeof(subscribe)) || subscribe.reserved)
 		return DISPATCH_MALFORMED;
-	event_subscribe(request->session, subscribe.mask);
+	event_subscribe(request->session, subscribe.mask & ((UINT32_C(1) << (WIRE_EVENT_OVERFLOW + 1)) - 1));
 	ledger_put_session(&request->session->broker->ledger, request->session);
 	request_reply(request);
 	request_send(request, NULL, 0);
@@ -175,14 +175,19 @@ static int dispatch_request(Request *request) {
 void dispatch(Session *session, LoopMessage *message) {
 	Request request = { .session = session, .fds = message->fds, .n_fds = message->n_fds };
 	Broker *broker = session->broker;
+	const char *why;
 	int r;
 
 	broker->stats.messages++;
 	broker->stats.fds_received += message->n_fds;
-	if (message->truncated || wire_header_read(message->data, message->size, &request.header) ||
-	    request.header.flags || !request.header.serial) {
+	if (message->truncated || wire_header_read(message->data, message->size, &request.header)) {
 		dispatch_malformed(session, &(WireHeader){ .opcode = WIRE_OP_HELLO },
-				   message->truncated ? "a message of more than 65536 bytes" : "a malformed header");
+				   message->truncated ? "a message of more than 65536 bytes" :
+				   "the header's length is not that of the message");
+		return;
+	}
+	if (wire_header_check_request(&request.header, &why)) {
+		dispatch_malformed(session, &request.header, why);
 		return;
 	}
 	if (session->state == SESSION_NEW && request.header.opcode != WIRE_OP_HELLO) {
@@ -206,7 +211,7 @@ void dispatch(Session *session, LoopMessage *message) {
 	request.body = wire_reader_body(message->data, message->size);
 	r = dispatch_request(&request);
 	if (r == DISPATCH_MALFORMED) {
-		dispatch_malformed(session, &request.header, "a malformed body");
+		dispatch_malformed(session, &request.header, request.body.why ?: "a malformed body");
 	} else if (r < 0) {
 		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "%s: %s", wire_opcode_name(request.header.opcode),
 			  strerror(-r));
