@@ -11,8 +11,8 @@ systemdsystemunit_DATA = \
 	systemd/shmbroker.socket
 
 # systemd-sysusers reads names that end in .conf; the file is installed as shmbroker.conf
-install-data-hook: install-sysusers
-uninstall-hook: uninstall-sysusers
+install_hooks += install-sysusers
+uninstall_hooks += uninstall-sysusers
 endif
 
 install-sysusers:
@@ -26,5 +26,3 @@ systemd/shmbroker.service: systemd/shmbroker.service.in Makefile
 	$(AM_V_GEN)$(MKDIR_P) systemd && $(SED) -e 's|@sbindir[@]|$(sbindir)|g' $(srcdir)/systemd/shmbroker.service.in >$@.tmp && mv $@.tmp $@
 
 CLEANFILES += systemd/shmbroker.service
-
-.PHONY: install-sysusers uninstall-sysusers
