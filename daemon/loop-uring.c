@@ -1,0 +1,879 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The engine on io_uring. Everything is asked of the kernel in the one io_uring_enter() that also waits: what is to
+ * be armed or cancelled is noted in its Source and becomes an SQE there.
+ *
+ * Requests name their Source, which therefore lives until the last CQE of each: unlinking clears its back pointer
+ * and cancels. An armed request also holds the socket, so that closing alone would not end it; and a send that the
+ * kernel has not begun looks its fd up by number when it does: so the fd of a connection goes to the Closer after
+ * the last CQE, never before, lest the number means another socket by then. The peer has seen the shutdown() by then.
+ *
+ * A connection receives in one of two ways. While the peer may pass fds: a one-shot poll, then recvmsg() until
+ * there is none, then the poll again, which looks before it waits. Otherwise a multishot recvmsg into a ring of
+ * buffers, and a poll for the hang-up, because some kernels lose the end of file of a multishot request. Whenever no
+ * request receives (a switch, a hang-up, no buffers left, an error) the connection goes through recvmsg() until there
+ * is none before anything is armed, so that nothing is lost or overtaken.
+ */
+
+#include <errno.h>
+#include <liburing.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "loop-engine.h"
+
+#define BUFFERS 64
+#define BUFFERS_GROUP 0
+#define BUFFER_SIZE (66U * 1024)
+#define BUFFER_NONE UINT16_MAX
+#define NOMEM_WAITS 2
+#define NOMEM_WAIT_NS 250000000
+#define FREE_TURNS 100
+#define FREE_WAIT_NS 10000000
+
+/* the requests of a source, at most one of each at a time; the low bits of user_data */
+enum {
+	REQUEST_ACCEPT,
+	REQUEST_POLL,
+	REQUEST_RECEIVE,
+	REQUEST_HANGUP,
+	REQUEST_ROOM,
+	REQUEST_SEND,
+	_REQUEST_N,
+};
+
+#define REQUEST_MASK 7U
+#define BIT(_request) (1U << (_request))
+#define RECEIVING (BIT(REQUEST_POLL) | BIT(REQUEST_RECEIVE))
+
+typedef struct Buffer Buffer;
+typedef struct Engine Engine;
+typedef struct Source Source;
+
+struct Source {
+	Engine *engine;
+	LoopListener *listener; /* all three NULL once it is unlinked */
+	LoopConn *conn;
+	LoopPoll *poll;
+	int fd;
+	uint32_t uid;
+	uint32_t want;	    /* to be armed */
+	uint32_t cancel;    /* to be cancelled */
+	uint32_t in_flight; /* no last CQE yet */
+	bool owns_fd;
+	bool eof; /* a multishot receive saw the end, or an empty message */
+	bool hangup;
+	bool reset;	       /* ECONNRESET was read, what the peer sent before follows */
+	int error;	       /* a send failed */
+	LoopOut *orphan;       /* being sent when the connection was unlinked */
+	uint16_t first_buffer; /* received and not yet delivered */
+	uint16_t last_buffer;
+	LoopTimer pause;       /* of a listener that ran out of fds */
+	ListLink link;	       /* in Engine.sources or Engine.graveyard */
+	ListLink changed_link; /* in Engine.changed while @want or @cancel is set */
+	ListLink ready_link;   /* in Engine.ready while there may be something to receive */
+};
+
+struct Buffer {
+	uint16_t next;
+	uint32_t size;
+};
+
+struct Engine {
+	Loop *loop;
+	struct io_uring ring;
+	bool no_multishot_accept; /* before Linux 5.19 */
+	List sources;
+	List graveyard; /* unlinked with nothing in flight: freed when no callback runs */
+	List changed;
+	List ready;
+	struct io_uring_buf_ring *buffer_ring;
+	bool no_buffers; /* before Linux 6.0, or without memory */
+	uint8_t *buffers;
+	Buffer buffer[BUFFERS];
+	struct msghdr receive_header; /* how a buffer is divided */
+};
+
+/* the ring */
+
+static const struct {
+	unsigned flags;
+	const char *text;
+} ring_flags[] = {
+	/* Linux 6.1 */
+	{ IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL,
+	  "SINGLE_ISSUER DEFER_TASKRUN TASKRUN_FLAG SUBMIT_ALL" },
+	/* Linux 6.0 */
+	{ IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL,
+	  "SINGLE_ISSUER COOP_TASKRUN TASKRUN_FLAG SUBMIT_ALL" },
+	/* Linux 5.14 */
+	{ 0, "no flags" },
+};
+
+static const struct {
+	unsigned sq;
+	unsigned cq;
+} ring_sizes[] = { { 256, 4096 }, { 256, 1024 }, { 64, 512 } };
+
+static void sleep_ns(long ns) {
+	struct timespec ts = { .tv_nsec = ns };
+
+	(void)nanosleep(&ts, NULL);
+}
+
+/* the first flags that this kernel knows; *@flags is where to begin and what was taken */
+static int ring_init(struct io_uring *ring, size_t size, size_t *flags) {
+	int r = -EINVAL;
+
+	for (; *flags < sizeof(ring_flags) / sizeof(ring_flags[0]); (*flags)++) {
+		struct io_uring_params params = {
+			.flags = ring_flags[*flags].flags | IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE,
+			.cq_entries = ring_sizes[size].cq,
+		};
+
+		r = io_uring_queue_init_params(ring_sizes[size].sq, ring, &params);
+		if (r != -EINVAL)
+			return r;
+	}
+	return r;
+}
+
+static int engine_init_ring(Engine *engine) {
+	Loop *loop = engine->loop;
+	size_t flags = 0, size = 0;
+	int waits = 0, r;
+
+	for (;;) {
+		r = ring_init(&engine->ring, size, &flags);
+		if (r != -ENOMEM)
+			break;
+		/* locked memory of a ring that has gone is given back some time later */
+		if (waits++ < NOMEM_WAITS)
+			sleep_ns(NOMEM_WAIT_NS);
+		else if (++size == sizeof(ring_sizes) / sizeof(ring_sizes[0]))
+			break;
+	}
+	if (r < 0) {
+		(void)snprintf(loop->reason, sizeof(loop->reason), "io_uring_setup: %s", strerror(-r));
+		return r;
+	}
+	if (!(engine->ring.features & IORING_FEAT_EXT_ARG) || !(engine->ring.features & IORING_FEAT_NODROP)) {
+		io_uring_queue_exit(&engine->ring);
+		(void)snprintf(loop->reason, sizeof(loop->reason),
+			       "io_uring_setup: the kernel lacks EXT_ARG or NODROP");
+		return -EOPNOTSUPP;
+	}
+	/* saves looking up the ring; Linux 5.18 */
+	(void)io_uring_register_ring_fd(&engine->ring);
+	(void)snprintf(loop->reason, sizeof(loop->reason), "%s, %u/%u entries", ring_flags[flags].text,
+		       ring_sizes[size].sq, ring_sizes[size].cq);
+	return 0;
+}
+
+static int uring_new(Loop *loop) {
+	Engine *engine = calloc(1, sizeof(*engine));
+	int r;
+
+	if (!engine) {
+		(void)snprintf(loop->reason, sizeof(loop->reason), "out of memory");
+		return -ENOMEM;
+	}
+	engine->loop = loop;
+	list_init(&engine->sources);
+	list_init(&engine->graveyard);
+	list_init(&engine->changed);
+	list_init(&engine->ready);
+	r = engine_init_ring(engine);
+	if (r) {
+		free(engine);
+		return r;
+	}
+	loop->state = engine;
+	return 0;
+}
+
+static struct io_uring_sqe *engine_sqe(Engine *engine) {
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&engine->ring);
+
+	if (sqe)
+		return sqe;
+	(void)io_uring_submit(&engine->ring);
+	return io_uring_get_sqe(&engine->ring);
+}
+
+/* buffers of multishot receives: made with the first connection that may have one */
+
+static uint8_t *buffer_bytes(Engine *engine, uint16_t id) {
+	return engine->buffers + (size_t)id * BUFFER_SIZE;
+}
+
+static void buffer_give_back(Engine *engine, uint16_t id) {
+	io_uring_buf_ring_add(engine->buffer_ring, buffer_bytes(engine, id), BUFFER_SIZE, id,
+			      io_uring_buf_ring_mask(BUFFERS), 0);
+	io_uring_buf_ring_advance(engine->buffer_ring, 1);
+}
+
+static void *map_memory(size_t size) {
+	void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	return memory == MAP_FAILED ? NULL : memory;
+}
+
+static void engine_free_buffers(Engine *engine) {
+	if (engine->buffer_ring)
+		(void)munmap(engine->buffer_ring, BUFFERS * sizeof(struct io_uring_buf));
+	if (engine->buffers)
+		(void)munmap(engine->buffers, (size_t)BUFFERS * BUFFER_SIZE);
+	engine->buffer_ring = NULL;
+	engine->buffers = NULL;
+}
+
+static bool engine_has_buffers(Engine *engine) {
+	struct io_uring_buf_reg reg = { .ring_entries = BUFFERS, .bgid = BUFFERS_GROUP };
+
+	if (engine->buffers || engine->no_buffers)
+		return !engine->no_buffers;
+	engine->receive_header = (struct msghdr){ .msg_controllen = sizeof(FdControl) };
+	engine->buffer_ring = map_memory(BUFFERS * sizeof(struct io_uring_buf));
+	engine->buffers = map_memory((size_t)BUFFERS * BUFFER_SIZE);
+	reg.ring_addr = (uint64_t)(uintptr_t)engine->buffer_ring;
+	if (!engine->buffer_ring || !engine->buffers || io_uring_register_buf_ring(&engine->ring, &reg, 0)) {
+		engine_free_buffers(engine);
+		engine->no_buffers = true;
+		return false;
+	}
+	io_uring_buf_ring_init(engine->buffer_ring);
+	for (uint16_t id = 0; id < BUFFERS; id++)
+		buffer_give_back(engine, id);
+	return true;
+}
+
+_Static_assert(sizeof(struct io_uring_recvmsg_out) + sizeof(FdControl) + WIRE_MESSAGE_MAX <= BUFFER_SIZE,
+	       "a buffer holds the biggest message");
+_Static_assert((sizeof(struct io_uring_recvmsg_out) + sizeof(FdControl)) % 8 == 0, "messages are aligned");
+
+/* what the kernel wrote into buffer @id; @fds has room for WIRE_FDS_ROOM */
+static bool buffer_parse(Engine *engine, uint16_t id, int *fds, LoopMessage *ret) {
+	struct msghdr *header = &engine->receive_header;
+	struct io_uring_recvmsg_out *out;
+	struct msghdr received = { 0 };
+	FdMessage message;
+	uint8_t *bytes = buffer_bytes(engine, id);
+	size_t size;
+
+	out = io_uring_recvmsg_validate(bytes, (int)engine->buffer[id].size, header);
+	if (!out)
+		return false;
+	size = io_uring_recvmsg_payload_length(out, (int)engine->buffer[id].size, header);
+	received.msg_control = io_uring_recvmsg_name(out);
+	received.msg_controllen = out->controllen;
+	received.msg_flags = (int)out->flags;
+	fd_message_parse(&received, (ssize_t)size, fds, &message);
+	*ret = (LoopMessage){
+		.data = io_uring_recvmsg_payload(out, header),
+		.size = message.size < WIRE_MESSAGE_MAX ? message.size : WIRE_MESSAGE_MAX,
+		.fds = fds,
+		.n_fds = message.n_fds,
+		.truncated = message.truncated || message.size > WIRE_MESSAGE_MAX,
+		.fds_lost = message.fds_lost,
+	};
+	return true;
+}
+
+/* sources */
+
+static int source_new(Source **ret, Loop *loop, int fd) {
+	Engine *engine = loop->state;
+	Source *source = malloc(sizeof(*source));
+
+	if (!source)
+		return -ENOMEM;
+	*source = (Source){
+		.engine = engine,
+		.fd = fd,
+		.uid = LOOP_NO_UID,
+		.first_buffer = BUFFER_NONE,
+		.last_buffer = BUFFER_NONE,
+	};
+	list_append(&engine->sources, &source->link);
+	*ret = source;
+	return 0;
+}
+
+static void source_change(Source *source) {
+	if (!list_is_linked(&source->changed_link))
+		list_append(&source->engine->changed, &source->changed_link);
+}
+
+static void source_arm(Source *source, unsigned request) {
+	if (source->in_flight & BIT(request))
+		return;
+	source->want |= BIT(request);
+	source_change(source);
+}
+
+static void source_cancel(Source *source, uint32_t requests) {
+	source->want &= ~requests;
+	source->cancel |= source->in_flight & requests;
+	if (source->cancel)
+		source_change(source);
+}
+
+static void source_ready(Source *source) {
+	if (!list_is_linked(&source->ready_link))
+		list_append(&source->engine->ready, &source->ready_link);
+}
+
+static uint16_t source_take_buffer(Source *source) {
+	uint16_t id = source->first_buffer;
+
+	if (id == BUFFER_NONE)
+		return id;
+	source->first_buffer = source->engine->buffer[id].next;
+	if (source->first_buffer == BUFFER_NONE)
+		source->last_buffer = BUFFER_NONE;
+	return id;
+}
+
+static void source_add_buffer(Source *source, uint16_t id, uint32_t size) {
+	Engine *engine = source->engine;
+
+	engine->buffer[id] = (Buffer){ .next = BUFFER_NONE, .size = size };
+	if (source->last_buffer == BUFFER_NONE)
+		source->first_buffer = id;
+	else
+		engine->buffer[source->last_buffer].next = id;
+	source->last_buffer = id;
+}
+
+/* what was received for a connection that has gone */
+static void source_drop_buffers(Source *source) {
+	Engine *engine = source->engine;
+	int fds[WIRE_FDS_ROOM];
+
+	for (uint16_t id; (id = source_take_buffer(source)) != BUFFER_NONE;) {
+		LoopMessage message;
+
+		if (buffer_parse(engine, id, fds, &message))
+			loop_close_fds(engine->loop, source->uid, fds, message.n_fds);
+		buffer_give_back(engine, id);
+	}
+}
+
+static Source *source_free(Source *source) {
+	list_remove(&source->link);
+	list_remove(&source->changed_link);
+	list_remove(&source->ready_link);
+	loop_out_free(source->orphan);
+	if (source->owns_fd)
+		closer_close(source->engine->loop->closer, source->uid, source->fd);
+	free(source);
+	return NULL;
+}
+
+static bool source_is_unlinked(const Source *source) {
+	return !source->listener && !source->conn && !source->poll;
+}
+
+/* No callback finds it any more. It is freed with the last CQE, or before the next wait when there is none to come. */
+static void source_unlink(Source *source) {
+	source->listener = NULL;
+	source->conn = NULL;
+	source->poll = NULL;
+	loop_timer_unlink(&source->pause);
+	list_remove(&source->ready_link);
+	source_drop_buffers(source);
+	/* a send does not wait for anything, its CQE comes by itself */
+	source_cancel(source, ~BIT(REQUEST_SEND));
+	if (source->in_flight)
+		return;
+	list_remove(&source->link);
+	list_append(&source->engine->graveyard, &source->link);
+}
+
+static void engine_bury(Engine *engine) {
+	for (ListLink *link; (link = list_first(&engine->graveyard));)
+		source_free(container_of(link, Source, link));
+}
+
+static void on_pause_over(LoopTimer *timer) {
+	source_arm(container_of(timer, Source, pause), REQUEST_ACCEPT);
+}
+
+static int uring_listener_link(LoopListener *listener) {
+	Source *source;
+	int r;
+
+	r = source_new(&source, listener->loop, listener->fd);
+	if (r)
+		return r;
+	source->listener = listener;
+	source->pause.on_time = on_pause_over;
+	listener->engine = source;
+	source_arm(source, REQUEST_ACCEPT);
+	return 0;
+}
+
+static void uring_listener_unlink(LoopListener *listener) {
+	source_unlink(listener->engine);
+}
+
+static int uring_poll_link(LoopPoll *poll) {
+	Source *source;
+	int r;
+
+	r = source_new(&source, poll->loop, poll->fd);
+	if (r)
+		return r;
+	source->poll = poll;
+	poll->engine = source;
+	source_arm(source, REQUEST_POLL);
+	return 0;
+}
+
+static void uring_poll_unlink(LoopPoll *poll) {
+	source_unlink(poll->engine);
+}
+
+static bool source_wants_multishot(Source *source) {
+	return !source->conn->may_pass_fds && engine_has_buffers(source->engine);
+}
+
+/* there is nothing to receive: have the kernel wait for it */
+static void source_arm_receive(Source *source) {
+	if (!source_wants_multishot(source)) {
+		source_arm(source, REQUEST_POLL);
+		return;
+	}
+	source_arm(source, REQUEST_RECEIVE);
+	source_arm(source, REQUEST_HANGUP);
+}
+
+static int uring_conn_link(LoopConn *conn) {
+	Source *source;
+	int r;
+
+	r = source_new(&source, conn->loop, conn->fd);
+	if (r)
+		return r;
+	source->conn = conn;
+	source->uid = conn->owner_uid;
+	source->owns_fd = true;
+	conn->engine = source;
+	source_arm_receive(source);
+	return 0;
+}
+
+static void uring_conn_unlink(LoopConn *conn) {
+	Source *source = conn->engine;
+
+	if (source->in_flight & BIT(REQUEST_SEND))
+		source->orphan = loop_conn_take_out(conn);
+	(void)steal_fd(&conn->fd);
+	source_unlink(source);
+}
+
+static void uring_conn_set_may_pass_fds(LoopConn *conn) {
+	Source *source = conn->engine;
+
+	source_cancel(source, source_wants_multishot(source) ? BIT(REQUEST_POLL) : BIT(REQUEST_RECEIVE));
+	if (!((source->in_flight | source->want) & RECEIVING))
+		source_ready(source);
+}
+
+/* requests */
+
+static uint64_t source_user_data(Source *source, unsigned request) {
+	return (uint64_t)(uintptr_t)source | request;
+}
+
+static void source_prepare(Source *source, unsigned request, struct io_uring_sqe *sqe) {
+	Engine *engine = source->engine;
+
+	switch (request) {
+	case REQUEST_ACCEPT:
+		if (engine->no_multishot_accept)
+			io_uring_prep_accept(sqe, source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		else
+			io_uring_prep_multishot_accept(sqe, source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		break;
+	case REQUEST_POLL:
+		io_uring_prep_poll_add(sqe, source->fd, source->conn ? POLLIN | POLLRDHUP : POLLIN);
+		break;
+	case REQUEST_RECEIVE:
+		io_uring_prep_recvmsg_multishot(sqe, source->fd, &engine->receive_header, MSG_CMSG_CLOEXEC);
+		sqe->flags |= IOSQE_BUFFER_SELECT;
+		sqe->buf_group = BUFFERS_GROUP;
+		break;
+	case REQUEST_HANGUP:
+		io_uring_prep_poll_add(sqe, source->fd, POLLRDHUP);
+		break;
+	case REQUEST_ROOM:
+		io_uring_prep_poll_add(sqe, source->fd, POLLOUT);
+		break;
+	case REQUEST_SEND:
+		/* never waits in the kernel: with MSG_DONTWAIT it is done, or not, within io_uring_enter() */
+		io_uring_prep_sendmsg(sqe, source->fd, &loop_conn_out(source->conn)->header,
+				      MSG_NOSIGNAL | MSG_DONTWAIT);
+		break;
+	}
+	io_uring_sqe_set_data64(sqe, source_user_data(source, request));
+	source->in_flight |= BIT(request);
+}
+
+/* turns what @source wants into SQEs; false when there is no room for more */
+static bool source_request(Source *source) {
+	Engine *engine = source->engine;
+
+	for (unsigned request = 0; request < _REQUEST_N; request++) {
+		struct io_uring_sqe *sqe;
+
+		if (!((source->cancel | source->want) & BIT(request)))
+			continue;
+		if (source->cancel & BIT(request)) {
+			sqe = engine_sqe(engine);
+			if (!sqe)
+				return false;
+			io_uring_prep_cancel64(sqe, source_user_data(source, request), 0);
+			io_uring_sqe_set_data64(sqe, 0);
+			source->cancel &= ~BIT(request);
+		}
+		if (!(source->want & BIT(request)) || source->in_flight & BIT(request))
+			continue;
+		sqe = engine_sqe(engine);
+		if (!sqe)
+			return false;
+		source_prepare(source, request, sqe);
+		source->want &= ~BIT(request);
+	}
+	return true;
+}
+
+/* Prepares the sends first: a reply does not wait for what else is asked. */
+static void uring_flush(Loop *loop) {
+	Engine *engine = loop->state;
+
+	engine_bury(engine);
+	list_for_each (link, &loop->dirty) {
+		LoopConn *conn = container_of(link, LoopConn, dirty);
+		struct io_uring_sqe *sqe = engine_sqe(engine);
+
+		if (!sqe)
+			return;
+		list_remove(link);
+		conn->sending = true;
+		source_prepare(conn->engine, REQUEST_SEND, sqe);
+	}
+	for (ListLink *link; (link = list_first(&engine->changed));) {
+		Source *source = container_of(link, Source, changed_link);
+
+		if (!source_request(source))
+			return;
+		list_remove(link);
+	}
+}
+
+static void uring_submit(Loop *loop) {
+	Engine *engine = loop->state;
+
+	(void)io_uring_submit_and_get_events(&engine->ring);
+}
+
+static int engine_enter(Engine *engine, int64_t timeout_ns) {
+	struct __kernel_timespec ts;
+	struct io_uring_cqe *cqe;
+	int r;
+
+	if (timeout_ns == 0) {
+		r = io_uring_submit_and_get_events(&engine->ring);
+	} else if (timeout_ns < 0) {
+		r = io_uring_submit_and_wait(&engine->ring, 1);
+	} else {
+		ts.tv_sec = timeout_ns / 1000000000;
+		ts.tv_nsec = timeout_ns % 1000000000;
+		r = io_uring_submit_and_wait_timeout(&engine->ring, &cqe, 1, &ts, NULL);
+	}
+	/* EBUSY and EAGAIN: the kernel wants CQEs to be taken first */
+	return r >= 0 || r == -ETIME || r == -EINTR || r == -EBUSY || r == -EAGAIN ? 0 : r;
+}
+
+static int uring_wait(Loop *loop, int64_t timeout_ns) {
+	Engine *engine = loop->state;
+
+	if (!list_is_empty(&engine->ready) || !list_is_empty(&engine->changed))
+		timeout_ns = 0;
+	return engine_enter(engine, timeout_ns);
+}
+
+/* completions */
+
+static void source_accepted(Source *source, int result, bool more) {
+	Engine *engine = source->engine;
+	LoopListener *listener = source->listener;
+
+	if (!listener) {
+		closer_close(engine->loop->closer, LOOP_NO_UID, result);
+		return;
+	}
+	if (result == -EINVAL && !engine->no_multishot_accept)
+		engine->no_multishot_accept = true;
+	else if (result < 0 && result != -ECONNABORTED && result != -EAGAIN && result != -EINTR)
+		loop_timer_set(engine->loop, &source->pause, loop_now(engine->loop) + LOOP_RETRY_NS);
+	if (!more && !source->pause.at_ns)
+		source_arm(source, REQUEST_ACCEPT);
+	if (result >= 0 || result == -EMFILE || result == -ENFILE)
+		listener->on_accept(listener, result);
+}
+
+static void source_polled(Source *source, int result) {
+	if (source->conn) {
+		source_ready(source);
+		return;
+	}
+	if (!source->poll)
+		return;
+	if (result < 0)
+		return;
+	/* one-shot and asked again: so it is level-triggered */
+	source_arm(source, REQUEST_POLL);
+	source->poll->on_ready(source->poll, (uint32_t)result);
+}
+
+static void source_received(Source *source, int result, uint32_t flags) {
+	Engine *engine = source->engine;
+
+	if (flags & IORING_CQE_F_BUFFER) {
+		uint16_t id = (uint16_t)(flags >> IORING_CQE_BUFFER_SHIFT);
+		size_t empty = sizeof(struct io_uring_recvmsg_out) + engine->receive_header.msg_controllen;
+
+		source_add_buffer(source, id, result > 0 ? (uint32_t)result : 0);
+		if (result >= 0 && (size_t)result <= empty)
+			source->eof = true;
+	} else if (result == 0) {
+		source->eof = true;
+	} else if (result == -EINVAL) {
+		engine->no_buffers = true;
+	} else if (result == -ECONNRESET) {
+		source->reset = true;
+	}
+	if (source->conn)
+		source_ready(source);
+	else
+		source_drop_buffers(source);
+}
+
+static void source_hung_up(Source *source, int result) {
+	if (result < 0 || !source->conn)
+		return;
+	/* the multishot request ends, and recvmsg() sees what is left */
+	source->hangup = true;
+	source_cancel(source, BIT(REQUEST_RECEIVE));
+	if (!((source->in_flight | source->want) & RECEIVING))
+		source_ready(source);
+}
+
+static void source_has_room(Source *source) {
+	if (!source->conn)
+		return;
+	source->conn->sending = false;
+	loop_conn_wake(source->conn);
+}
+
+static void source_sent(Source *source, int result) {
+	LoopConn *conn = source->conn;
+
+	if (!conn) {
+		source->orphan = loop_out_free(source->orphan);
+		return;
+	}
+	if (result == -EAGAIN) {
+		source_arm(source, REQUEST_ROOM);
+	} else if (result >= 0 || result == -EINTR) {
+		if (result >= 0)
+			loop_out_free(loop_conn_take_out(conn));
+		conn->sending = false;
+		loop_conn_wake(conn);
+	} else if (!loop_conn_starve(conn, -result)) {
+		source->error = -result;
+		source_ready(source);
+	}
+}
+
+static void engine_complete(const struct io_uring_cqe *cqe) {
+	unsigned request = (unsigned)(cqe->user_data & REQUEST_MASK);
+	Source *source = (Source *)(uintptr_t)(cqe->user_data & ~(uint64_t)REQUEST_MASK);
+	bool more = cqe->flags & IORING_CQE_F_MORE;
+	bool unlinked;
+
+	if (!source)
+		return;
+	unlinked = source_is_unlinked(source);
+	if (!more) {
+		source->in_flight &= ~BIT(request);
+		source->cancel &= ~BIT(request);
+	}
+	switch (request) {
+	case REQUEST_ACCEPT:
+		source_accepted(source, cqe->res, more);
+		break;
+	case REQUEST_POLL:
+		source_polled(source, cqe->res);
+		break;
+	case REQUEST_RECEIVE:
+		source_received(source, cqe->res, cqe->flags);
+		break;
+	case REQUEST_HANGUP:
+		source_hung_up(source, cqe->res);
+		break;
+	case REQUEST_ROOM:
+		source_has_room(source);
+		break;
+	case REQUEST_SEND:
+		source_sent(source, cqe->res);
+		break;
+	}
+	/* one that was unlinked in a callback of this very CQE is in the graveyard, or has a CQE to come */
+	if (unlinked && !source->in_flight)
+		source_free(source);
+}
+
+/* those that are there at the start: new ones wait for the next turn */
+static void engine_complete_all(Engine *engine) {
+	unsigned n = io_uring_cq_ready(&engine->ring);
+
+	for (unsigned i = 0; i < n; i++) {
+		struct io_uring_cqe *cqe, copy;
+
+		if (io_uring_peek_cqe(&engine->ring, &cqe))
+			return;
+		copy = *cqe;
+		io_uring_cqe_seen(&engine->ring, cqe);
+		engine_complete(&copy);
+	}
+}
+
+/* receiving */
+
+static void source_end(Source *source, int reason, int error) {
+	source_cancel(source, ~BIT(REQUEST_SEND));
+	list_remove(&source->ready_link);
+	loop_conn_end(source->conn, reason, error);
+}
+
+static void source_deliver_buffer(Source *source, uint16_t id) {
+	Engine *engine = source->engine;
+	int fds[WIRE_FDS_ROOM];
+	LoopMessage message;
+
+	if (buffer_parse(engine, id, fds, &message)) {
+		if (message.size)
+			loop_conn_deliver(source->conn, &message);
+		else
+			loop_close_fds(engine->loop, source->uid, fds, message.n_fds);
+	}
+	buffer_give_back(engine, id);
+}
+
+/* takes one message; false when there is no more for this turn */
+static bool source_receive(Source *source) {
+	LoopMessage message;
+	int r;
+
+	r = loop_receive(source->engine->loop, source->fd, source->uid, &message);
+	if (!r) {
+		loop_conn_deliver(source->conn, &message);
+		return true;
+	}
+	if (r == -ECONNRESET && !source->reset) {
+		source->reset = true;
+		return true;
+	}
+	if (r == -EAGAIN && !source->hangup)
+		source_arm_receive(source);
+	else if (r == -EAGAIN || r == LOOP_RECEIVE_HANGUP)
+		source_end(source, LOOP_END_HANGUP, 0);
+	else
+		source_end(source, LOOP_END_ERROR, -r);
+	return false;
+}
+
+static void source_serve(Source *source) {
+	if (source->conn->ended)
+		return;
+	if (source->error) {
+		source_end(source, LOOP_END_ERROR, source->error);
+		return;
+	}
+	for (int n = 0; n < LOOP_MESSAGES_PER_TURN; n++) {
+		uint16_t id = source_take_buffer(source);
+
+		if (id != BUFFER_NONE) {
+			source_deliver_buffer(source, id);
+		} else if (source->eof) {
+			source_end(source, LOOP_END_HANGUP, 0);
+			return;
+		} else if ((source->in_flight | source->want) & RECEIVING || !source_receive(source)) {
+			return;
+		}
+		/* unlinked, but not freed while callbacks run */
+		if (!source->conn)
+			return;
+	}
+	source_ready(source);
+}
+
+static void uring_dispatch(Loop *loop) {
+	Engine *engine = loop->state;
+	List ready;
+
+	engine_complete_all(engine);
+	/* those that become ready again meanwhile are served next turn */
+	list_init(&ready);
+	for (ListLink *link; (link = list_first(&engine->ready));) {
+		list_remove(link);
+		list_append(&ready, link);
+	}
+	for (ListLink *link; (link = list_first(&ready));) {
+		list_remove(link);
+		source_serve(container_of(link, Source, ready_link));
+	}
+}
+
+/* Waits for the CQEs of what was unlinked; a kernel that keeps one back loses us a little memory, not an fd. */
+static void uring_free(Loop *loop) {
+	Engine *engine = loop->state;
+
+	for (int i = 0; i < FREE_TURNS && !list_is_empty(&engine->sources); i++) {
+		uring_flush(loop);
+		if (engine_enter(engine, FREE_WAIT_NS))
+			break;
+		engine_complete_all(engine);
+	}
+	io_uring_queue_exit(&engine->ring);
+	for (ListLink *link; (link = list_first(&engine->sources));)
+		source_free(container_of(link, Source, link));
+	engine_free_buffers(engine);
+	free(engine);
+}
+
+const LoopEngine loop_engine_uring = {
+	.name = "io_uring",
+	.new = uring_new,
+	.free = uring_free,
+	.listener_link = uring_listener_link,
+	.listener_unlink = uring_listener_unlink,
+	.conn_link = uring_conn_link,
+	.conn_unlink = uring_conn_unlink,
+	.conn_set_may_pass_fds = uring_conn_set_may_pass_fds,
+	.poll_link = uring_poll_link,
+	.poll_unlink = uring_poll_unlink,
+	.flush = uring_flush,
+	.submit = uring_submit,
+	.wait = uring_wait,
+	.dispatch = uring_dispatch,
+};
