@@ -9,6 +9,7 @@ wire_sources = \
 	libbroker/wire/codec.h \
 	libbroker/wire/compat.h \
 	libbroker/wire/errors.def \
+	libbroker/wire/fd.c \
 	libbroker/wire/fd.h \
 	libbroker/wire/layout.c \
 	libbroker/wire/layout.h \

@@ -25,19 +25,40 @@ lint_tests = \
 EXTRA_DIST += $(lint_tests)
 TESTS += $(lint_tests)
 
+# texts against the tables of the code
+docs_tests = \
+	tests/docs/check-options
+EXTRA_DIST += $(docs_tests)
+TESTS += $(docs_tests)
+
 # programs of cmocka, and the replay of the fuzzers' inputs; each has one source, and is linked with the daemon's
 # objects unless said otherwise below
 if WITH_CMOCKA
 unit_tests = \
+	tests/unit/test-account \
 	tests/unit/test-barrier \
+	tests/unit/test-closer \
 	tests/unit/test-codec \
+	tests/unit/test-config \
+	tests/unit/test-fd \
 	tests/unit/test-layout \
+	tests/unit/test-log \
+	tests/unit/test-loop \
 	tests/unit/test-name \
+	tests/unit/test-object \
+	tests/unit/test-peer \
 	tests/unit/test-protocol \
+	tests/unit/test-registry \
 	tests/fuzz/fuzz-codec
+if WITH_SYSTEMD
+unit_tests += tests/unit/test-notify
+endif
 check_PROGRAMS += $(unit_tests)
 TESTS += $(unit_tests)
 endif
+
+unit_headers =
+EXTRA_DIST += $(unit_headers)
 
 # what the checks of documents compare texts with
 check_PROGRAMS += tests/unit/wire-tables
