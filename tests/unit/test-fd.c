@@ -13,9 +13,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "fd-limit.h"
 #include "wire/compat.h"
 #include "wire/fd.h"
 
@@ -134,27 +134,22 @@ static void test_nothing_and_the_end(void **state) {
 
 static void test_a_shortage_of_fds_is_told(void **state) {
 	int pair[2], fds[WIRE_FDS_ROOM], four[4];
-	struct rlimit saved, limit;
 	char buffer[4];
 	FdMessage message;
-	int lowest, r;
+	FdLimit limit;
+	int r;
 
 	(void)state;
 	make_pair(pair);
 	for (size_t i = 0; i < 4; i++)
 		four[i] = pair[0];
 	assert_int_equal(fd_send(pair[0], "x", 1, four, 4, 0), 0);
-	lowest = dup(pair[0]);
-	close_fd(lowest);
-	assert_int_equal(getrlimit(RLIMIT_NOFILE, &saved), 0);
-	limit = saved;
-	limit.rlim_cur = (rlim_t)lowest + 2;
-	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	fd_limit_begin(&limit, 2);
 	r = fd_receive(pair[1], buffer, sizeof(buffer), MSG_DONTWAIT, fds, &message);
-	assert_int_equal(setrlimit(RLIMIT_NOFILE, &saved), 0);
+	fd_limit_end(&limit);
 	assert_int_equal(r, 0);
 	assert_true(message.fds_lost);
-	assert_true(message.n_fds < 4);
+	assert_int_equal(message.n_fds, 2);
 	for (size_t i = 0; i < message.n_fds; i++)
 		close_fd(fds[i]);
 	close_fd(pair[0]);
