@@ -43,6 +43,7 @@ unit_tests = \
 	tests/unit/test-fd \
 	tests/unit/test-layout \
 	tests/unit/test-log \
+	tests/unit/test-loop-sources \
 	tests/unit/test-loop \
 	tests/unit/test-name \
 	tests/unit/test-object \
@@ -57,7 +58,9 @@ check_PROGRAMS += $(unit_tests)
 TESTS += $(unit_tests)
 endif
 
-unit_headers =
+unit_headers = \
+	tests/unit/fd-limit.h \
+	tests/unit/loop-fixture.h
 EXTRA_DIST += $(unit_headers)
 
 # what the checks of documents compare texts with
