@@ -79,14 +79,15 @@ static void on_turn(void *userdata) {
 }
 
 static void on_accept(LoopListener *listener, int fd) {
-	Broker *broker = container_of(listener, BrokerListener, listener)->broker;
+	BrokerListener *at = container_of(listener, BrokerListener, listener);
+	Broker *broker = at->broker;
 	int r;
 
 	if (fd < 0) {
 		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "accept: %s", strerror(-fd));
 		return;
 	}
-	r = session_accept(broker, fd);
+	r = session_accept(broker, fd, (uint32_t)(at - broker->listeners));
 	if (r)
 		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "a connection could not be taken: %s", strerror(-r));
 }

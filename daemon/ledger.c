@@ -110,6 +110,7 @@ void ledger_put_session(Ledger *ledger, const Session *session) {
 		.pid = (uint32_t)session->peer.pid,
 		.uid = session->peer.uid,
 		.gid = session->peer.gid,
+		.listener = session->listener,
 		.roles = session->roles,
 		.flags = session->accept_unsealed ? WIRE_HELLO_ACCEPT_UNSEALED : 0,
 		.page_mode = session->attached ? session->page.shape.mode : 0,

@@ -396,7 +396,7 @@ static Session *session_new(Broker *broker, Peer *peer) {
 	return session;
 }
 
-int session_accept(Broker *broker, int accepted) {
+int session_accept(Broker *broker, int accepted, uint32_t listener) {
 	_cleanup_(closep) int fd = accepted;
 	Peer peer;
 	Session *session;
@@ -417,6 +417,7 @@ int session_accept(Broker *broker, int accepted) {
 		peer_deinit(&peer);
 		return -ENOMEM;
 	}
+	session->listener = listener;
 	session->account = account_get(&broker->accounts, session->peer.uid);
 	session->identity = identity_new(&session->peer);
 	if (!session->account || !session->identity) {

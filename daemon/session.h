@@ -56,6 +56,7 @@ struct Session {
 	uint64_t id;
 	uint8_t token[WIRE_TOKEN_SIZE];
 	uint64_t born_ns;
+	uint32_t listener;		/* identity is (listener, uid) */
 	uint32_t index;			/* in the registry's session table, UINT32_MAX for none */
 	uint32_t allowed_roles;		/* by configuration, at HELLO and at reload */
 	uint32_t roles;
@@ -81,8 +82,8 @@ struct Session {
 	ListLink lost_link;		/* in Broker.lost while events_lost is not 0 */
 };
 
-/* Takes an accepted connection. Consumes @fd. Returns 0 (also when the peer was turned away), or -errno. */
-int session_accept(Broker *broker, int fd);
+/* Takes a connection that came in at listener number @listener. Consumes @fd. Returns 0 (also when the peer was turned away), or -errno. */
+int session_accept(Broker *broker, int fd, uint32_t listener);
 /*
  * The broker ends the session: @why is logged; an ERROR message with @code is tried if @code is not 0. The object
  * stays valid until the end of the turn.
