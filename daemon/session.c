@@ -353,10 +353,8 @@ static int session_link(Session *session, int fd) {
 	session->conn.on_message = on_message;
 	session->conn.on_end = on_end;
 	r = loop_conn_link(broker->loop, &session->conn);
-	if (r) {
-		closer_close(broker->closer, session->peer.uid, fd);
+	if (r)
 		return r;
-	}
 	if (session->peer.pidfd >= 0) {
 		session->pidfd_poll.fd = session->peer.pidfd;
 		session->pidfd_poll.on_ready = on_pidfd;
