@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+
+#include "map.h"
+#include "wire/barrier.h"
+
+#define DEFAULT_SOCKET "/run/shmbroker/shmbroker.sock"
+#define CONNECT_TRIES 50
+#define CONNECT_WAIT_NS 20000000
+
+/* a socket unit that restarts is away for some milliseconds */
+static int client_connect(struct shmb_client *client, const char *path) {
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	struct timespec wait = { .tv_nsec = CONNECT_WAIT_NS };
+	int r = 0;
+
+	if (!path)
+		path = secure_getenv("SHMBROKER_SOCKET");
+	if (!path || !*path)
+		path = DEFAULT_SOCKET;
+	if (strlen(path) >= sizeof(address.sun_path))
+		return error_plain(-ENAMETOOLONG);
+	strcpy(address.sun_path, path);
+	client->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (client->fd < 0)
+		return error_plain(-errno);
+	for (int i = 0; i < CONNECT_TRIES; ++i) {
+		if (!connect(client->fd, (struct sockaddr *)&address, sizeof(address)))
+			return 0;
+		r = -errno;
+		if (r == -EINTR)
+			continue;
+		if (r != -ECONNREFUSED && r != -EAGAIN)
+			break;
+		(void)nanosleep(&wait, NULL);
+	}
+	return error_plain(r);
+}
+
+static int client_hello(struct shmb_client *client, uint32_t roles) {
+	WireHelloRequest request = {
+		.version = WIRE_VERSION,
+		.roles = roles,
+		.features = WIRE_FEATURE_LEASE_PAGE | WIRE_FEATURE_EVENTS,
+		.flags = client->flags & SHMB_ACCEPT_UNSEALED ? WIRE_HELLO_ACCEPT_UNSEALED : 0,
+	};
+	WireHelloReply reply;
+	WireWriter writer;
+	WireReader body;
+	const char *version;
+	Call call;
+	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, WIRE_OP_HELLO);
+	int r;
+
+	if (!buffer)
+		return error_plain(-ENOMEM);
+	wire_write(&writer, &request, sizeof(request));
+	r = call_run(client, &writer, NULL, 0, &call);
+	if (!r) {
+		body = call_body(&call);
+		wire_read(&body, &reply, sizeof(reply));
+		version = wire_read_bytes(&body, reply.version_length);
+		if (!wire_reader_end(&body) || reply.version != WIRE_VERSION || !reply.session) {
+			r = error_plain(-EPROTO);
+		} else {
+			client->session = reply.session;
+			client->epoch = reply.epoch;
+			client->roles = reply.roles;
+			client->rights = reply.rights;
+			memcpy(client->token, reply.token.bytes, sizeof(client->token));
+			snprintf(client->broker_version, sizeof(client->broker_version), "%.*s",
+				 (int)reply.version_length, version);
+		}
+	}
+	call_end(&call);
+	return r;
+}
+
+static int map_shared(int fd, uint64_t size, int protection, void **ret) {
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if ((uint64_t)st.st_size != size || size < LAYOUT_PAGE)
+		return -EPROTO;
+	*ret = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+	return *ret == MAP_FAILED ? -errno : 0;
+}
+
+/* takes over what ATTACH gave; the headers are checked against the files' sizes before anything follows them */
+static int client_map_shared(struct shmb_client *client, const WireAttachReply *reply, const int *fds) {
+	void *registry, *page, *maps;
+	int r;
+
+	r = map_shared(fds[0], reply->registry_size, PROT_READ, &registry);
+	if (r)
+		return r;
+	r = map_shared(fds[1], reply->page_size, PROT_READ | PROT_WRITE, &page);
+	if (r) {
+		munmap(registry, reply->registry_size);
+		return r;
+	}
+	maps = mmap(NULL, (size_t)reply->capacity * sizeof(MapEntry), PROT_READ | PROT_WRITE,
+		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	r = maps == MAP_FAILED ? -errno : 0;
+	if (!r && (layout_registry_check(registry, reply->registry_size) ||
+		   layout_lease_page_check(page, reply->page_size) ||
+		   ((RegistryHeader *)registry)->capacity != reply->capacity ||
+		   ((LeasePageHeader *)page)->capacity != reply->capacity ||
+		   ((LeasePageHeader *)page)->lanes != reply->lanes ||
+		   reply->session_index >= ((RegistryHeader *)registry)->session_capacity))
+		r = -EPROTO;
+	if (r) {
+		munmap(registry, reply->registry_size);
+		munmap(page, reply->page_size);
+		if (maps != MAP_FAILED)
+			munmap(maps, (size_t)reply->capacity * sizeof(MapEntry));
+		return r;
+	}
+	/* a child must not count in our page */
+	(void)madvise(page, reply->page_size, MADV_DONTFORK);
+	client->registry = registry;
+	client->registry_size = reply->registry_size;
+	client->page_size = reply->page_size;
+	client->maps = maps;
+	client->capacity = reply->capacity;
+	client->session_index = reply->session_index;
+	client->lanes = reply->lanes;
+	client->mode = reply->mode;
+	client->page = page;
+	return 0;
+}
+
+static int client_attach(struct shmb_client *client) {
+	bool asymmetric = !(client->flags & SHMB_FORCE_RMW) && !barrier_register_global();
+	WireAttachRequest request = { .mode = asymmetric ? WIRE_ATTACH_ASYMMETRIC : WIRE_ATTACH_RMW };
+	WireAttachReply reply;
+	WireWriter writer;
+	WireReader body;
+	Call call;
+	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, WIRE_OP_ATTACH);
+	int r;
+
+	if (!buffer)
+		return error_plain(-ENOMEM);
+	wire_write(&writer, &request, sizeof(request));
+	r = call_run(client, &writer, NULL, 0, &call);
+	if (!r) {
+		body = call_body(&call);
+		wire_read(&body, &reply, sizeof(reply));
+		if (!wire_reader_end(&body) || call.n_fds != 2 || reply.lanes < 2 || reply.lanes > LAYOUT_LANES_MAX ||
+		    reply.capacity > LAYOUT_CAPACITY_MAX || (reply.mode == WIRE_ATTACH_ASYMMETRIC && !asymmetric))
+			r = error_plain(-EPROTO);
+		else
+			r = error_plain(client_map_shared(client, &reply, call.fds));
+	}
+	call_end(&call);
+	return r;
+}
+
+static int client_init(struct shmb_client *client) {
+	pthread_condattr_t attributes;
+
+	client->fd = -EBADF;
+	client->events_tail = &client->events;
+	client->receive = aligned_alloc(64, WIRE_MESSAGE_MAX);
+	if (!client->receive)
+		return error_plain(-ENOMEM);
+	pthread_mutex_init(&client->io_lock, NULL);
+	pthread_mutex_init(&client->map_lock, NULL);
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&client->io_changed, &attributes);
+	pthread_condattr_destroy(&attributes);
+	client_list_add(client);
+	return 0;
+}
+
+int shmb_client_new(struct shmb_client **ret, const char *socket_path, uint32_t roles, uint32_t flags) {
+	struct shmb_client *client = calloc(1, sizeof(*client));
+	int r;
+
+	if (!client)
+		return error_plain(-ENOMEM);
+	client->flags = flags;
+	r = client_init(client);
+	if (r) {
+		free(client);
+		return r;
+	}
+	r = client_connect(client, socket_path);
+	if (!r)
+		r = client_hello(client, roles);
+	if (!r && client->roles & SHMB_ROLE_CONSUMER && !(flags & SHMB_NO_LEASE_PAGE))
+		r = client_attach(client);
+	if (r) {
+		shmb_client_free(client);
+		return r;
+	}
+	*ret = client;
+	return 0;
+}
+
+struct shmb_client *shmb_client_free(struct shmb_client *client) {
+	if (!client)
+		return NULL;
+	/* the connection is the parent's: a child only forgets what it inherited */
+	if (!client_is_foreign(client))
+		client_list_remove(client);
+	(void)close_fd(client->fd);
+	maps_free(client);
+	if (client->page && !client_is_foreign(client))
+		munmap(client->page, client->page_size);
+	if (client->registry)
+		munmap((void *)client->registry, client->registry_size);
+	for (EventNode *node = client->events, *next; node; node = next) {
+		next = node->next;
+		free(node);
+	}
+	free(client->receive);
+	if (!client_is_foreign(client)) {
+		pthread_cond_destroy(&client->io_changed);
+		pthread_mutex_destroy(&client->io_lock);
+		pthread_mutex_destroy(&client->map_lock);
+	}
+	free(client);
+	return NULL;
+}
+
+int shmb_client_get_info(struct shmb_client *client, struct shmb_client_info *ret) {
+	struct shmb_client_info info = {
+		.session = client->session,
+		.epoch = client->epoch,
+		.roles = client->roles,
+		.rights = client->rights,
+		.lease_mode = client->mode,
+		.lanes = client->lanes,
+		.capacity = client->capacity,
+	};
+	size_t size = ret->struct_size < sizeof(info) ? ret->struct_size : sizeof(info);
+
+	if (client_is_foreign(client))
+		return error_plain(SHMB_E_FORKED);
+	if (size < sizeof(info.struct_size))
+		return error_set(SHMB_E_INVALID, "struct_size is not set");
+	memcpy(info.broker_version, client->broker_version, sizeof(info.broker_version));
+	info.struct_size = ret->struct_size;
+	memcpy(ret, &info, size);
+	return 0;
+}
+
+int shmb_client_get_fd(struct shmb_client *client) {
+	return client->fd;
+}
+
+int shmb_client_process(struct shmb_client *client) {
+	int r;
+
+	if (client_is_foreign(client))
+		return error_plain(SHMB_E_FORKED);
+	do {
+		r = client_read(client, 0);
+	} while (!r);
+	client_settle(client);
+	return r == -ETIMEDOUT ? 0 : error_plain(r);
+}
+
+int shmb_client_ping(struct shmb_client *client, uint64_t *ret_ns) {
+	WirePing ping = { .payload = client->session ^ client->last_serial }, reply;
+	struct timespec before, after;
+	WireWriter writer;
+	WireReader body;
+	Call call;
+	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, WIRE_OP_PING);
+	int r;
+
+	if (!buffer)
+		return error_plain(-ENOMEM);
+	wire_write(&writer, &ping, sizeof(ping));
+	clock_gettime(CLOCK_MONOTONIC, &before);
+	r = call_run(client, &writer, NULL, 0, &call);
+	clock_gettime(CLOCK_MONOTONIC, &after);
+	if (!r) {
+		body = call_body(&call);
+		wire_read(&body, &reply, sizeof(reply));
+		if (!wire_reader_end(&body) || reply.payload != ping.payload)
+			r = error_plain(-EPROTO);
+	}
+	call_end(&call);
+	if (!r && ret_ns)
+		*ret_ns = (uint64_t)(after.tv_sec - before.tv_sec) * 1000000000 + (uint64_t)after.tv_nsec -
+			  (uint64_t)before.tv_nsec;
+	return r;
+}

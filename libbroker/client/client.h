@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Client: one connection to the broker, and what a process has because of it: the registry and the lease page it
+ * has mapped, its lanes, and the memory it has mapped (map.h).
+ *
+ * Many threads may use one client. Requests are answered out of order: whoever waits for a reply reads for all.
+ * No lock is held while a socket is waited for, except that only one thread at a time reads. A client that was
+ * made before a fork is refused in the child.
+ */
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "shmbroker.h"
+#include "wire/codec.h"
+#include "wire/fd.h"
+#include "wire/layout.h"
+
+typedef struct Call Call;
+typedef struct EventNode EventNode;
+typedef struct MapEntry MapEntry;
+typedef struct MappedObject MappedObject;
+
+#define CLIENT_EVENTS_MAX 4096
+#define CLIENT_TRIES 8
+
+/* a request that waits for its reply; lives on its caller's stack */
+struct Call {
+	uint64_t serial;
+	uint8_t *message;		/* the reply, owned by the call */
+	size_t size;
+	int fds[WIRE_FDS_ROOM];		/* owned by the call until taken with steal_fd() */
+	size_t n_fds;
+	int result;			/* once done: 0, -errno or a wire code */
+	bool done;
+	Call *next;
+};
+
+struct shmb_client {
+	/* read by every acquire, written at the start only */
+	uint32_t fork_epoch;
+	uint32_t flags;
+	uint32_t lanes;
+	uint32_t mode;			/* WIRE_ATTACH_*, 0 without a lease page */
+	uint64_t id;			/* of this object in this process, never used again */
+	uint64_t session;
+	const RegistryHeader *registry;
+	LeasePageHeader *page;
+	MapEntry *maps;			/* by slot */
+	uint32_t capacity;
+	uint32_t session_index;
+	uint64_t registry_size;
+	uint64_t page_size;
+
+	uint32_t roles;
+	uint32_t rights;
+	uint64_t epoch;
+	uint8_t token[WIRE_TOKEN_SIZE];
+	char broker_version[32];
+	int fd;
+
+	pthread_mutex_t io_lock;	/* calls, events, the reader's role */
+	pthread_cond_t io_changed;
+	bool reading;
+	int broken;			/* -errno once the connection is over */
+	uint64_t last_serial;
+	uint32_t n_calls;
+	Call *calls;
+	uint8_t *receive;		/* of the reader */
+	EventNode *events, **events_tail;
+	uint32_t n_events;
+	uint64_t events_lost;
+	uint32_t event_mask;
+	void (*callback)(void *userdata, const struct shmb_event *event);
+	void *callback_userdata;
+
+	pthread_mutex_t map_lock;	/* objects, map entries, lanes */
+	MappedObject *objects;
+	uint32_t *mapped_slots;		/* slots whose entry is in use */
+	uint32_t n_mapped;
+	uint32_t n_mapped_max;
+	uint64_t lanes_taken;
+	_Atomic uint64_t gone_seen;	/* the registry's gone_sequence when maps were last looked through */
+
+	struct shmb_client *next;	/* of all clients of this process */
+};
+
+struct EventNode {
+	EventNode *next;
+	struct shmb_event event;
+};
+
+/* true, and the error is set, when the client was made by another process */
+static inline bool client_is_foreign(const struct shmb_client *client);
+
+extern uint32_t client_fork_epoch;
+static inline bool client_is_foreign(const struct shmb_client *client) {
+	return __builtin_expect(client->fork_epoch != client_fork_epoch, 0);
+}
+
+/* ---- call.c ---- */
+
+/*
+ * Sends a request (writer's serial is set here) and waits for its reply. Borrows @fds. Returns 0 and a reply that
+ * was accepted, or the refusal's code with its sentence as the last error, or -errno. The call must be ended.
+ */
+int call_run(struct shmb_client *client, WireWriter *request, const int *fds, size_t n_fds, Call *ret);
+/* a reader on the reply's body */
+WireReader call_body(const Call *call);
+/* frees the reply and closes fds that were not taken; may be called twice */
+void call_end(Call *call);
+/* reads what is there; waits up to @timeout ms for something, -1 for ever. 0, -ETIMEDOUT or -errno. */
+int client_read(struct shmb_client *client, int timeout);
+/* sends without waiting for a reply */
+int client_notify(struct shmb_client *client, uint32_t slot, uint32_t scan, uint64_t generation);
+/* hands queued events to the callback, unmaps what is gone */
+void client_settle(struct shmb_client *client);
+/* a buffer for requests: WIRE_MESSAGE_MAX bytes, 8-byte aligned; free() it */
+uint8_t *client_request_begin(WireWriter *writer, uint16_t opcode);
+
+/* ---- error.c ---- */
+
+/* sets this thread's last error and returns @result */
+int error_set(int result, const char *text);
+int error_setn(int result, const char *text, size_t size);
+/* the sentence that belongs to @result itself */
+int error_plain(int result);
+
+/* ---- lane.c ---- */
+
+/* this thread's lane of @client; lanes - 1 is the shared one */
+uint32_t lane_get(struct shmb_client *client);
+void client_list_add(struct shmb_client *client);
+void client_list_remove(struct shmb_client *client);

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "map.h"
+#include "wire/compat.h"
+#include "wire/range.h"
+
+#define ASK_AGAIN_MAX 4
+
+/* an object that has grown since it was mapped does not serve a region beyond: it is mapped once more */
+static MappedObject *object_find(struct shmb_client *client, uint64_t id, uint32_t writable, uint64_t size) {
+	MappedObject *object = client->objects;
+
+	while (object && (object->id != id || object->writable != writable || (object->base && object->size < size)))
+		object = object->next;
+	return object;
+}
+
+static MappedObject *object_new(struct shmb_client *client, uint64_t id, uint32_t writable) {
+	MappedObject *object = calloc(1, sizeof(*object));
+
+	if (!object)
+		return NULL;
+	object->id = id;
+	object->writable = writable;
+	object->fd = -EBADF;
+	object->next = client->objects;
+	client->objects = object;
+	return object;
+}
+
+static void object_release(struct shmb_client *client, MappedObject *object) {
+	if (!object || --object->n_refs)
+		return;
+	for (MappedObject **at = &client->objects; *at; at = &(*at)->next) {
+		if (*at == object) {
+			*at = object->next;
+			break;
+		}
+	}
+	if (object->base)
+		munmap(object->base, object->size);
+	(void)close_fd(object->fd);
+	free(object);
+}
+
+static int object_map(MappedObject *object, int fd, uint64_t size) {
+	int protection = PROT_READ | (object->writable ? PROT_WRITE : 0);
+	void *base;
+
+	if (object->base)
+		return 0;
+	base = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+	if (base == MAP_FAILED)
+		return -errno;
+	object->base = base;
+	object->size = size;
+	return 0;
+}
+
+/* faults the leased range in at once; pages that a sparse object does not have are left to its owner */
+static void populate(const struct shmb_client *client, const MapEntry *entry, uint8_t *window, uint32_t writable,
+		     uint64_t offset, uint64_t size) {
+	uintptr_t page = (uintptr_t)getpagesize(), begin, end;
+
+	if (client->flags & SHMB_NO_POPULATE || entry->flags & (WIRE_REGION_SPARSE | WIRE_REGION_UNSEALED) || !size)
+		return;
+	begin = ((uintptr_t)window + offset) & ~(page - 1);
+	end = ((uintptr_t)window + offset + size + page - 1) & ~(page - 1);
+	/* Linux 5.14; without it pages come one by one */
+	(void)madvise((void *)begin, end - begin, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+}
+
+static void entry_clear(struct shmb_client *client, MapEntry *entry) {
+	atomic_store(&entry->generation, 0);
+	for (int mode = 0; mode < 2; ++mode) {
+		atomic_store(&entry->base[mode], NULL);
+		object_release(client, entry->object[mode]);
+		entry->object[mode] = NULL;
+	}
+}
+
+static int slots_reserve(struct shmb_client *client) {
+	uint32_t room = client->n_mapped_max ? client->n_mapped_max * 2 : 64;
+	uint32_t *slots;
+
+	if (client->n_mapped < client->n_mapped_max)
+		return 0;
+	slots = realloc(client->mapped_slots, room * sizeof(*slots));
+	if (!slots)
+		return -ENOMEM;
+	client->mapped_slots = slots;
+	client->n_mapped_max = room;
+	return 0;
+}
+
+/* what the broker answered to MAP: map_lock is held */
+static int entry_fill(struct shmb_client *client, uint32_t slot, const WireMapReply *reply, int *fd, uint32_t access,
+		      bool had_object) {
+	MapEntry *entry = &client->maps[slot];
+	uint32_t mode = map_mode(access);
+	MappedObject *object;
+	bool is_new = entry->generation != reply->generation;
+	int r;
+
+	if (!range_within(reply->offset, reply->size, reply->object_size))
+		return -EPROTO;
+	object = object_find(client, reply->object, mode, reply->object_size);
+	if (!object && *fd < 0)
+		return had_object ? -EAGAIN : -EPROTO;
+	r = slots_reserve(client);
+	if (!object && !r) {
+		object = object_new(client, reply->object, mode);
+		r = object ? 0 : -ENOMEM;
+	}
+	if (r)
+		return r;
+
+	object->n_refs++;
+	if (access & SHMB_COPY) {
+		if (object->fd < 0)
+			object->fd = steal_fd(fd);
+	} else {
+		r = *fd < 0 && !object->base ? -EAGAIN : object_map(object, *fd, reply->object_size);
+	}
+	if (r) {
+		object_release(client, object);
+		return r;
+	}
+	if (is_new) {
+		if (!entry->generation)
+			client->mapped_slots[client->n_mapped++] = slot;
+		entry_clear(client, entry);
+		entry->size = reply->size;
+		entry->offset = reply->offset;
+		entry->flags = reply->flags;
+		entry->kind = reply->kind;
+	}
+	if (entry->object[mode])
+		object_release(client, object);
+	else
+		entry->object[mode] = object;
+	if (!(access & SHMB_COPY))
+		atomic_store_explicit(&entry->base[mode], object->base + reply->offset, memory_order_release);
+	atomic_store_explicit(&entry->generation, reply->generation, memory_order_release);
+	return 0;
+}
+
+static bool entry_serves(const MapEntry *entry, uint64_t generation, uint32_t access) {
+	uint32_t mode = map_mode(access);
+
+	if (entry->generation != generation || !entry->object[mode])
+		return false;
+	return access & SHMB_COPY ? entry->object[mode]->fd >= 0 : !!entry->base[mode];
+}
+
+static int check_unsealed(const struct shmb_client *client, uint32_t flags, uint32_t access) {
+	if (!(flags & WIRE_REGION_UNSEALED) || access & SHMB_COPY || client->flags & SHMB_ACCEPT_UNSEALED)
+		return 0;
+	return error_set(SHMB_E_UNSEALED, "the memory can be truncated by its owner: a pointer needs a client with "
+					  "SHMB_ACCEPT_UNSEALED; SHMB_COPY works without");
+}
+
+static int ask(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, uint64_t have_object,
+	       WireMapReply *ret, int *ret_fd) {
+	WireMapRequest request = {
+		.slot = slot,
+		.access = WIRE_ACCESS_READ | (access & SHMB_WRITE ? WIRE_ACCESS_WRITE : 0),
+		.generation = generation,
+		.have_object = have_object,
+		.flags = access & SHMB_COPY ? WIRE_MAP_WANT_FD : 0,
+	};
+	WireWriter writer;
+	WireReader body;
+	Call call;
+	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, WIRE_OP_MAP);
+	int r;
+
+	if (!buffer)
+		return error_plain(-ENOMEM);
+	wire_write(&writer, &request, sizeof(request));
+	r = call_run(client, &writer, NULL, 0, &call);
+	if (!r) {
+		body = call_body(&call);
+		wire_read(&body, ret, sizeof(*ret));
+		if (!wire_read_bytes(&body, ret->handle_length) || !wire_reader_end(&body) || ret->generation != generation)
+			r = error_plain(-EPROTO);
+		else if (call.n_fds)
+			*ret_fd = steal_fd(&call.fds[0]);
+	}
+	call_end(&call);
+	return r;
+}
+
+int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, uint64_t offset, uint64_t size) {
+	MapEntry *entry = &client->maps[slot];
+	uint64_t have = layout_slots(client->registry)[slot].object;
+	WireMapReply reply;
+	bool had, served;
+	int r;
+
+	for (int i = 0; i < ASK_AGAIN_MAX; ++i) {
+		_cleanup_(closep) int fd = -EBADF;
+
+		pthread_mutex_lock(&client->map_lock);
+		served = entry_serves(entry, generation, access);
+		r = served ? check_unsealed(client, entry->flags, access) : 0;
+		had = object_find(client, have, map_mode(access), 0);
+		pthread_mutex_unlock(&client->map_lock);
+		if (served || r)
+			return r;
+		/* whoever else maps the same meanwhile asks for the same: the second answer changes nothing */
+		r = ask(client, slot, generation, access, had ? have : 0, &reply, &fd);
+		if (r)
+			return r;
+		r = check_unsealed(client, reply.flags, access);
+		if (r)
+			return r;
+		if (reply.kind != WIRE_KIND_MEMORY)
+			return error_set(SHMB_E_UNSUPPORTED, "this library was built without CUDA");
+
+		pthread_mutex_lock(&client->map_lock);
+		r = entry_fill(client, slot, &reply, &fd, access, had);
+		if (!r && !(access & SHMB_COPY) && range_within(offset, size, entry->size))
+			populate(client, entry, entry->base[map_mode(access)], map_mode(access), offset, size);
+		pthread_mutex_unlock(&client->map_lock);
+		/* what we had is gone meanwhile, or is too small: ask for the fd */
+		if (r != -EAGAIN)
+			return r ? error_plain(r) : 0;
+		have = 0;
+	}
+	return error_plain(SHMB_E_AGAIN);
+}
+
+int map_copy_fd(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access) {
+	MapEntry *entry = &client->maps[slot];
+	int fd = -EBADF;
+
+	pthread_mutex_lock(&client->map_lock);
+	if (entry_serves(entry, generation, access | SHMB_COPY))
+		fd = entry->object[map_mode(access)]->fd;
+	pthread_mutex_unlock(&client->map_lock);
+	return fd;
+}
+
+void maps_reap(struct shmb_client *client) {
+	uint64_t gone;
+
+	if (!client->registry)
+		return;
+	gone = atomic_load_explicit(&client->registry->gone_sequence, memory_order_acquire);
+	if (gone == atomic_load_explicit(&client->gone_seen, memory_order_relaxed))
+		return;
+	if (pthread_mutex_trylock(&client->map_lock))
+		return;
+	atomic_store_explicit(&client->gone_seen, gone, memory_order_relaxed);
+	for (uint32_t i = 0; i < client->n_mapped;) {
+		uint32_t slot = client->mapped_slots[i];
+		MapEntry *entry = &client->maps[slot];
+		uint64_t word = atomic_load_explicit(&layout_slots(client->registry)[slot].word, memory_order_acquire);
+
+		if (layout_word_generation(word) == entry->generation) {
+			i++;
+			continue;
+		}
+		entry_clear(client, entry);
+		client->mapped_slots[i] = client->mapped_slots[--client->n_mapped];
+	}
+	pthread_mutex_unlock(&client->map_lock);
+}
+
+void maps_free(struct shmb_client *client) {
+	for (uint32_t i = 0; i < client->n_mapped; ++i)
+		entry_clear(client, &client->maps[client->mapped_slots[i]]);
+	free(client->mapped_slots);
+	if (client->maps)
+		munmap(client->maps, (size_t)client->capacity * sizeof(*client->maps));
+}

@@ -1,0 +1,604 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Regions of an owner: made or adopted, registered in batches, retired. The library always sends a read-only fd
+ * along, because a broker of another user often could not open the memory again.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "client.h"
+#include "wire/compat.h"
+#include "wire/name.h"
+
+#ifndef MPOL_BIND
+#define MPOL_BIND 2
+#endif
+#define NODES_MAX 1024
+
+struct shmb_region {
+	struct shmb_client *client;
+	char *name;
+	int fd;
+	uint64_t offset;		/* of the region in the memory */
+	uint64_t size;
+	uint64_t generation;
+	uint32_t slot;
+	uint32_t flags;			/* WIRE_REGION_* */
+	bool kept;
+	bool retired;
+	uint8_t *mapped;		/* whole pages */
+	uint64_t mapped_size;
+	uint8_t *data;
+};
+
+static const struct shmb_region_options *options_get(const struct shmb_region_options *options, struct shmb_region_options *copy) {
+	*copy = (struct shmb_region_options){};
+	if (options)
+		memcpy(copy, options, options->struct_size < sizeof(*copy) ? options->struct_size : sizeof(*copy));
+	return copy;
+}
+
+static int check_options(const struct shmb_region_options *options) {
+	if (options->flags & ~(uint32_t)(SHMB_REGION_OPT_KEEP | SHMB_REGION_OPT_REPLACE | SHMB_REGION_OPT_READ_ONLY |
+					 SHMB_REGION_OPT_POPULATE))
+		return error_set(SHMB_E_INVALID, "unknown option flags");
+	if (options->huge_pages != SHMB_HUGE_NONE && options->huge_pages != SHMB_HUGE_2M && options->huge_pages != SHMB_HUGE_1G)
+		return error_set(SHMB_E_INVALID, "huge_pages is SHMB_HUGE_NONE, SHMB_HUGE_2M or SHMB_HUGE_1G");
+	if (options->numa_node < 0 || options->numa_node > NODES_MAX)
+		return error_set(SHMB_E_INVALID, "numa_node is a node plus one, or 0");
+	if (options->n_allowed_uids + options->n_allowed_gids > WIRE_ACL_MAX)
+		return error_set(SHMB_E_INVALID, "an access list has at most 64 entries");
+	return 0;
+}
+
+static struct shmb_region *region_new(struct shmb_client *client, const char *name, int fd, uint64_t offset, uint64_t size) {
+	struct shmb_region *region = calloc(1, sizeof(*region));
+
+	if (!region)
+		return NULL;
+	region->client = client;
+	region->name = strdup(name);
+	region->fd = fd;
+	region->offset = offset;
+	region->size = size;
+	region->retired = true;
+	if (!region->name) {
+		free(region);
+		return NULL;
+	}
+	return region;
+}
+
+static void region_drop(struct shmb_region *region) {
+	if (region->mapped)
+		munmap(region->mapped, region->mapped_size);
+	(void)close_fd(region->fd);
+	free(region->name);
+	free(region);
+}
+
+/* ---- memory of our own ---- */
+
+static int create_memfd(const char *name, uint64_t size, const struct shmb_region_options *options) {
+	unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+	char label[64];
+	int fd;
+
+	snprintf(label, sizeof(label), "shmbroker:%.40s", name);
+	if (options->huge_pages)
+		flags |= MFD_HUGETLB | (options->huge_pages == SHMB_HUGE_2M ? MFD_HUGE_2MB : MFD_HUGE_1GB);
+	/* Linux 6.3; older kernels do not know it */
+	fd = memfd_create(label, flags | MFD_NOEXEC_SEAL);
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create(label, flags);
+	if (fd < 0)
+		return -errno;
+	if (ftruncate(fd, (off_t)size) < 0) {
+		int r = -errno;
+
+		(void)close(fd);
+		return r;
+	}
+	return fd;
+}
+
+static int bind_node(void *memory, uint64_t size, int32_t node) {
+	unsigned long mask[NODES_MAX / (8 * sizeof(unsigned long)) + 1] = {};
+
+	mask[(size_t)node / (8 * sizeof(mask[0]))] |= 1UL << ((size_t)node % (8 * sizeof(mask[0])));
+	return syscall(SYS_mbind, memory, size, MPOL_BIND, mask, (unsigned long)NODES_MAX + 1, 0) < 0 ? -errno : 0;
+}
+
+/* a shortage is an error here, not a signal later */
+static int allocate(struct shmb_region *region, const struct shmb_region_options *options) {
+	int r;
+
+	if (options->numa_node) {
+		r = bind_node(region->mapped, region->mapped_size, options->numa_node - 1);
+		if (r)
+			return r;
+	}
+	if (!(options->flags & SHMB_REGION_OPT_POPULATE))
+		return 0;
+	if (!options->numa_node && !fallocate(region->fd, 0, 0, (off_t)region->mapped_size) && options->huge_pages)
+		return 0;
+	if (madvise(region->mapped, region->mapped_size, MADV_POPULATE_WRITE) < 0)
+		return errno == EFAULT ? -ENOMEM : errno == EINVAL ? 0 : -errno;
+	return 0;
+}
+
+static int seal(struct shmb_region *region, const struct shmb_region_options *options) {
+	int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+	/* our own mapping stays writable; nobody gets another one (Linux 5.1) */
+	if (options->flags & SHMB_REGION_OPT_READ_ONLY || options->huge_pages)
+		seals |= F_SEAL_FUTURE_WRITE;
+	if (options->flags & SHMB_REGION_OPT_READ_ONLY && fchmod(region->fd, 0400) < 0)
+		return -errno;
+	return fcntl(region->fd, F_ADD_SEALS, seals) < 0 ? -errno : 0;
+}
+
+static int create_memory(struct shmb_region *region, const struct shmb_region_options *options) {
+	uint64_t page = options->huge_pages ? UINT64_C(1) << options->huge_pages : (uint64_t)getpagesize(), padded;
+	void *mapped;
+	int r;
+
+	if (__builtin_add_overflow(region->size, page - 1, &padded) || padded > INT64_MAX)
+		return -ENOMEM;
+	region->mapped_size = padded / page * page;
+	r = create_memfd(region->name, region->mapped_size, options);
+	if (r < 0)
+		return r;
+	region->fd = r;
+	mapped = mmap(NULL, region->mapped_size, PROT_READ | PROT_WRITE, MAP_SHARED, region->fd, 0);
+	if (mapped == MAP_FAILED)
+		return -errno;
+	region->mapped = region->data = mapped;
+	return allocate(region, options) ?: seal(region, options);
+}
+
+/* ---- registration ---- */
+
+/* one message of REGISTER as it is put together */
+typedef struct Batch {
+	WireWriter writer;
+	uint8_t *buffer;
+	WireCountHead *head;
+	int fds[WIRE_FDS_MAX];		/* borrowed, except the read-only ones */
+	int owned[WIRE_FDS_MAX];
+	uint16_t read_only_of[WIRE_FDS_MAX];	/* where the read-only companion of an fd is */
+	uint32_t n_fds;
+	uint32_t n_owned;
+	struct shmb_region *regions[WIRE_BATCH_MAX];
+	uint32_t positions[WIRE_BATCH_MAX];	/* in the caller's arrays */
+} Batch;
+
+static int batch_begin(Batch *batch) {
+	static const WireCountHead empty;
+
+	batch->n_fds = batch->n_owned = 0;
+	batch->buffer = client_request_begin(&batch->writer, WIRE_OP_REGISTER);
+	if (!batch->buffer)
+		return -ENOMEM;
+	batch->head = wire_write(&batch->writer, &empty, sizeof(empty));
+	return 0;
+}
+
+static void batch_end(Batch *batch) {
+	for (uint32_t i = 0; i < batch->n_owned; ++i)
+		(void)close_fd(batch->owned[i]);
+	free(batch->buffer);
+	batch->buffer = NULL;
+}
+
+/* windows of one message share an fd, if they name the same one */
+static void batch_add_fds(Batch *batch, int fd, WireRegisterEntry *entry) {
+	int read_only;
+	uint16_t i;
+
+	for (i = 0; i < batch->n_fds && batch->fds[i] != fd; ++i)
+		;
+	entry->fd_index = i;
+	if (i < batch->n_fds) {
+		entry->read_only_fd_index = batch->read_only_of[i];
+		return;
+	}
+	batch->fds[batch->n_fds++] = fd;
+	batch->read_only_of[i] = entry->read_only_fd_index = WIRE_NO_FD;
+	if ((fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR)
+		return;
+	read_only = fd_reopen(fd, O_RDONLY);
+	if (read_only < 0)
+		return;
+	batch->owned[batch->n_owned++] = read_only;
+	batch->read_only_of[i] = entry->read_only_fd_index = (uint16_t)batch->n_fds;
+	batch->read_only_of[batch->n_fds] = WIRE_NO_FD;
+	batch->fds[batch->n_fds++] = read_only;
+}
+
+static bool batch_has_room(const Batch *batch, size_t name_length, uint32_t n_acl) {
+	return batch->head->count < WIRE_BATCH_MAX && batch->n_fds + 2 <= WIRE_FDS_MAX &&
+	       wire_writer_room(&batch->writer) >= sizeof(WireRegisterEntry) + wire_padded(name_length) + n_acl * sizeof(WireAclEntry);
+}
+
+static void batch_add(Batch *batch, struct shmb_region *region, int fd, const struct shmb_region_options *options,
+		      uint32_t position) {
+	WireRegisterEntry entry = {
+		.kind = WIRE_KIND_MEMORY,
+		.access = WIRE_ACCESS_READ,
+		.offset = region->offset,
+		.size = region->size,
+		.name_length = (uint16_t)strlen(region->name),
+		.acl_count = (uint16_t)(options->n_allowed_uids + options->n_allowed_gids),
+		.principal = options->principal ? options->principal - 1 : WIRE_ANY_UID,
+		.flags = (uint16_t)((options->flags & SHMB_REGION_OPT_KEEP ? WIRE_REGISTER_KEEP : 0) |
+				    (options->flags & SHMB_REGION_OPT_REPLACE ? WIRE_REGISTER_REPLACE : 0)),
+	};
+
+	batch_add_fds(batch, fd, &entry);
+	if (!(options->flags & SHMB_REGION_OPT_READ_ONLY) && (fcntl(region->fd, F_GETFL) & O_ACCMODE) == O_RDWR)
+		entry.access |= WIRE_ACCESS_WRITE;
+	wire_write(&batch->writer, &entry, sizeof(entry));
+	wire_write(&batch->writer, region->name, entry.name_length);
+	for (uint32_t i = 0; i < options->n_allowed_uids; ++i)
+		wire_write(&batch->writer, &(WireAclEntry){ WIRE_ACL_UID, options->allowed_uids[i] }, sizeof(WireAclEntry));
+	for (uint32_t i = 0; i < options->n_allowed_gids; ++i)
+		wire_write(&batch->writer, &(WireAclEntry){ WIRE_ACL_GID, options->allowed_gids[i] }, sizeof(WireAclEntry));
+	region->kept = options->flags & SHMB_REGION_OPT_KEEP;
+	batch->regions[batch->head->count] = region;
+	batch->positions[batch->head->count++] = position;
+}
+
+static int batch_read(const Batch *batch, const Call *call, int *ret_results) {
+	WireReader body = call_body(call);
+	WireRegisterResult result;
+	WireCountHead head;
+	const char *text;
+
+	wire_read(&body, &head, sizeof(head));
+	if (head.count != batch->head->count)
+		return error_plain(-EPROTO);
+	for (uint32_t i = 0; i < head.count; ++i) {
+		struct shmb_region *region = batch->regions[i];
+
+		wire_read(&body, &result, sizeof(result));
+		text = wire_read_bytes(&body, result.text_length);
+		if (!text)
+			return error_plain(-EPROTO);
+		ret_results[batch->positions[i]] = result.code ? error_setn((int)result.code, text, result.text_length) : 0;
+		if (result.code)
+			continue;
+		region->slot = result.slot;
+		region->generation = result.generation;
+		region->flags = result.flags;
+		region->retired = false;
+	}
+	return wire_reader_end(&body) ? 0 : error_plain(-EPROTO);
+}
+
+/* sends what was collected; a failure of the message is the result of each of its entries */
+static void batch_send(Batch *batch, struct shmb_client *client, int *ret_results) {
+	Call call = {};
+	int r = 0;
+
+	if (batch->head->count) {
+		r = call_run(client, &batch->writer, batch->fds, batch->n_fds, &call);
+		if (!r)
+			r = batch_read(batch, &call, ret_results);
+		for (uint32_t i = 0; r && i < batch->head->count; ++i)
+			ret_results[batch->positions[i]] = r;
+		call_end(&call);
+	}
+	batch_end(batch);
+}
+
+static int check_name(const char *name) {
+	const char *why;
+	int r = wire_name_check(name, strlen(name), &why);
+
+	return r ? error_set(r, why) : 0;
+}
+
+static int region_register(struct shmb_region *region, const struct shmb_region_options *options) {
+	Batch batch;
+	int r;
+
+	r = batch_begin(&batch);
+	if (r)
+		return error_plain(r);
+	batch_add(&batch, region, region->fd, options, 0);
+	batch_send(&batch, region->client, &r);
+	return r;
+}
+
+int shmb_region_create(struct shmb_client *client, const char *name, uint64_t size,
+		       const struct shmb_region_options *asked, struct shmb_region **ret) {
+	struct shmb_region_options copy;
+	const struct shmb_region_options *options = options_get(asked, &copy);
+	struct shmb_region *region;
+	int r;
+
+	if (client_is_foreign(client))
+		return error_plain(SHMB_E_FORKED);
+	r = check_options(options) ?: check_name(name);
+	if (r)
+		return r;
+	if (!size)
+		return error_set(SHMB_E_OUT_OF_BOUNDS, "the size is 0");
+	region = region_new(client, name, -EBADF, 0, size);
+	if (!region)
+		return error_plain(-ENOMEM);
+	r = error_plain(create_memory(region, options)) ?: region_register(region, options);
+	if (r) {
+		region_drop(region);
+		return r;
+	}
+	*ret = region;
+	return 0;
+}
+
+static int adopt_one(struct shmb_client *client, struct shmb_region_spec *spec, struct shmb_region_options *options) {
+	int fd, r;
+
+	options_get(spec->options, options);
+	r = check_options(options) ?: check_name(spec->name);
+	if (r)
+		return r;
+	if (!spec->size)
+		return error_set(SHMB_E_OUT_OF_BOUNDS, "the size is 0");
+	fd = fcntl(spec->fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0)
+		return error_plain(-errno);
+	spec->region = region_new(client, spec->name, fd, spec->offset, spec->size);
+	if (!spec->region) {
+		(void)close(fd);
+		return error_plain(-ENOMEM);
+	}
+	return 0;
+}
+
+int shmb_region_adopt_many(struct shmb_client *client, struct shmb_region_spec *specs, uint32_t n, int *ret_results) {
+	struct shmb_region_options options;
+	Batch batch = {};
+	int r;
+
+	if (client_is_foreign(client))
+		return error_plain(SHMB_E_FORKED);
+	for (uint32_t i = 0; i < n; ++i) {
+		specs[i].region = NULL;
+		ret_results[i] = adopt_one(client, &specs[i], &options);
+		if (ret_results[i])
+			continue;
+		if (batch.buffer && !batch_has_room(&batch, strlen(specs[i].name), options.n_allowed_uids + options.n_allowed_gids))
+			batch_send(&batch, client, ret_results);
+		if (!batch.buffer) {
+			r = batch_begin(&batch);
+			if (r) {
+				ret_results[i] = error_plain(r);
+				continue;
+			}
+		}
+		batch_add(&batch, specs[i].region, specs[i].fd, &options, i);
+	}
+	if (batch.buffer)
+		batch_send(&batch, client, ret_results);
+	for (uint32_t i = 0; i < n; ++i) {
+		if (ret_results[i] && specs[i].region) {
+			region_drop(specs[i].region);
+			specs[i].region = NULL;
+		}
+	}
+	return 0;
+}
+
+int shmb_region_adopt(struct shmb_client *client, const char *name, int fd, uint64_t offset, uint64_t size,
+		      const struct shmb_region_options *options, struct shmb_region **ret) {
+	struct shmb_region_spec spec = {
+		.struct_size = sizeof(spec), .name = name, .fd = fd, .offset = offset, .size = size, .options = options,
+	};
+	int result = 0, r;
+
+	r = shmb_region_adopt_many(client, &spec, 1, &result);
+	if (r || result)
+		return r ?: result;
+	*ret = spec.region;
+	return 0;
+}
+
+/* ---- what the owner has ---- */
+
+void *shmb_region_get_data(struct shmb_region *region) {
+	uint64_t page = (uint64_t)getpagesize(), begin = region->offset / page * page;
+	void *mapped;
+
+	if (region->data)
+		return region->data;
+	region->mapped_size = region->offset - begin + region->size;
+	mapped = mmap(NULL, region->mapped_size, PROT_READ | PROT_WRITE, MAP_SHARED, region->fd, (off_t)begin);
+	if (mapped == MAP_FAILED)
+		mapped = mmap(NULL, region->mapped_size, PROT_READ, MAP_SHARED, region->fd, (off_t)begin);
+	if (mapped == MAP_FAILED) {
+		(void)error_plain(-errno);
+		return NULL;
+	}
+	region->mapped = mapped;
+	region->data = region->mapped + (region->offset - begin);
+	return region->data;
+}
+
+uint64_t shmb_region_get_size(struct shmb_region *region) {
+	return region->size;
+}
+
+uint64_t shmb_region_get_generation(struct shmb_region *region) {
+	return region->generation;
+}
+
+uint32_t shmb_region_get_flags(struct shmb_region *region) {
+	return region->flags;
+}
+
+const char *shmb_region_get_name(struct shmb_region *region) {
+	return region->name;
+}
+
+int shmb_region_get_fd(struct shmb_region *region) {
+	return region->fd < 0 ? -1 : region->fd;
+}
+
+/* ---- the end ---- */
+
+static int unregister(struct shmb_client *client, const WireUnregisterRequest *request, const WireNameEntry *entries,
+		      const char *const *names, Call *call) {
+	WireWriter writer;
+	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, WIRE_OP_UNREGISTER);
+
+	*call = (Call){};
+	if (!buffer)
+		return error_plain(-ENOMEM);
+	wire_write(&writer, request, sizeof(*request));
+	for (uint32_t i = 0; i < request->count; ++i) {
+		wire_write(&writer, &entries[i], sizeof(entries[i]));
+		wire_write(&writer, names[i], entries[i].name_length);
+	}
+	return call_run(client, &writer, NULL, 0, call);
+}
+
+static int request_fill(WireUnregisterRequest *ret, uint32_t scope, uint32_t mode, int timeout, uint32_t count) {
+	if ((mode & ~(uint32_t)SHMB_RETIRE_WAIT) > SHMB_RETIRE_DISCARD)
+		return error_set(SHMB_E_INVALID, "mode is SHMB_RETIRE_STRICT, _LAZY, _FORCE or _DISCARD");
+	*ret = (WireUnregisterRequest){
+		.scope = (uint8_t)scope,
+		.mode = (uint8_t)(mode & 3),
+		.flags = mode & SHMB_RETIRE_WAIT ? WIRE_UNREGISTER_WAIT : 0,
+		.timeout_ms = timeout < 0 ? WIRE_FOREVER : (uint32_t)timeout,
+		.count = count,
+	};
+	return 0;
+}
+
+static int read_results(const Call *call, uint32_t n, int *ret_results) {
+	WireReader body = call_body(call);
+	WireUnregisterResult result;
+	WireUnregisterReply reply;
+	const char *text;
+
+	wire_read(&body, &reply, sizeof(reply));
+	if (reply.count != n)
+		return error_plain(-EPROTO);
+	for (uint32_t i = 0; i < n; ++i) {
+		wire_read(&body, &result, sizeof(result));
+		text = wire_read_bytes(&body, result.text_length);
+		if (!text)
+			return error_plain(-EPROTO);
+		ret_results[i] = (int)result.code;
+		if (result.code || result.text_length)
+			(void)error_setn((int)result.code, text, result.text_length);
+	}
+	return wire_reader_end(&body) ? 0 : error_plain(-EPROTO);
+}
+
+static int unregister_batch(struct shmb_client *client, const char *const *names, const uint64_t *generations, uint32_t n,
+			    uint32_t mode, int timeout, int *ret_results) {
+	WireNameEntry entries[WIRE_BATCH_MAX];
+	WireUnregisterRequest request;
+	Call call;
+	int r;
+
+	r = request_fill(&request, WIRE_SCOPE_NAMES, mode, timeout, n);
+	if (r)
+		return r;
+	for (uint32_t i = 0; i < n; ++i) {
+		size_t length = strlen(names[i]);
+
+		r = check_name(names[i]);
+		if (r)
+			return r;
+		entries[i] = (WireNameEntry){ .generation = generations ? generations[i] : 0, .name_length = (uint16_t)length };
+	}
+	r = unregister(client, &request, entries, names, &call);
+	if (!r)
+		r = read_results(&call, n, ret_results);
+	call_end(&call);
+	return r;
+}
+
+int shmb_client_unregister(struct shmb_client *client, const char *const *names, uint32_t n, uint32_t mode,
+			   int timeout, int *ret_results) {
+	int results[WIRE_BATCH_MAX], first = 0, r;
+
+	for (uint32_t i = 0; i < n; i += WIRE_BATCH_MAX) {
+		uint32_t part = n - i < WIRE_BATCH_MAX ? n - i : WIRE_BATCH_MAX;
+
+		r = unregister_batch(client, names + i, NULL, part, mode, timeout, results);
+		if (r)
+			return r;
+		for (uint32_t j = 0; j < part; ++j) {
+			if (ret_results)
+				ret_results[i + j] = results[j];
+			first = first ?: results[j];
+		}
+	}
+	/* with an array of results the call itself has succeeded */
+	return ret_results ? 0 : first;
+}
+
+int shmb_client_unregister_all(struct shmb_client *client, uint32_t scope, uint32_t mode, int timeout,
+			       struct shmb_retired *ret) {
+	WireUnregisterRequest request;
+	WireUnregisterReply reply;
+	WireReader body;
+	Call call;
+	int r;
+
+	if (scope < SHMB_ALL_SESSION || scope > SHMB_ALL_EVERYONE)
+		return error_set(SHMB_E_INVALID, "scope is SHMB_ALL_SESSION, _UID or _EVERYONE");
+	r = request_fill(&request, scope, mode, timeout, 0);
+	if (r)
+		return r;
+	r = unregister(client, &request, NULL, NULL, &call);
+	if (!r) {
+		body = call_body(&call);
+		wire_read(&body, &reply, sizeof(reply));
+		r = wire_reader_end(&body) ? 0 : error_plain(-EPROTO);
+	}
+	call_end(&call);
+	if (!r && ret) {
+		ret->gone = reply.gone;
+		ret->draining = reply.draining;
+		ret->discarded = reply.discarded;
+	}
+	return r;
+}
+
+int shmb_region_retire(struct shmb_region *region, uint32_t mode, int timeout) {
+	const char *name = region->name;
+	int result = 0, r;
+
+	if (region->retired)
+		return error_set(SHMB_E_STALE, "the region was retired before");
+	r = unregister_batch(region->client, &name, &region->generation, 1, mode, timeout, &result);
+	if (r)
+		return r;
+	/* with LAZY it can still be retired in another way */
+	if ((mode & 3) != SHMB_RETIRE_LAZY || result == SHMB_E_NOT_FOUND || result == SHMB_E_STALE)
+		region->retired = true;
+	return result;
+}
+
+struct shmb_region *shmb_region_free(struct shmb_region *region) {
+	if (!region)
+		return NULL;
+	if (!region->retired && !region->kept && !client_is_foreign(region->client))
+		(void)shmb_region_retire(region, SHMB_RETIRE_STRICT, 0);
+	region_drop(region);
+	return NULL;
+}
