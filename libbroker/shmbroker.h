@@ -295,7 +295,7 @@ struct shmb_lookup_spec {
 	uint32_t access;
 	uint32_t reserved;
 };
-/* Many leases at once, whatever is not mapped yet in as few messages as possible; each has its result. */
+/* Many leases in one call; each has its result, and what is mapped already costs no system call. Returns 0. */
 int shmb_client_get_memory_info_many(struct shmb_client *client, const struct shmb_lookup_spec *specs, uint32_t n,
 				     struct shmb_lease *ret_leases, int *ret_results);
 

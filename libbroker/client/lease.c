@@ -54,9 +54,10 @@ static int ring(struct shmb_client *client, uint32_t slot, uint64_t word) {
 }
 
 static uint64_t release_count(struct shmb_client *client, uint32_t slot, uint64_t word) {
+	uint32_t lane = lane_get(client);
 	uint64_t now;
 
-	count(client, lane_get(client), &lane_counter(client, lane_get(client), slot)->released);
+	count(client, lane, &lane_counter(client, lane, slot)->released);
 	now = atomic_load(&layout_slots(client->registry)[slot].word);
 	if (now != word || layout_word_state(now) != WIRE_STATE_ACTIVE)
 		if (layout_word_generation(now) == layout_word_generation(word))
@@ -191,12 +192,10 @@ static int check_access(const struct shmb_client *client, uint32_t access) {
 	return 0;
 }
 
-static int check_name(const char *name, size_t *ret_length) {
+static int check_name(const char *name, size_t length) {
 	const char *why;
-	int r;
+	int r = wire_name_check(name, length, &why);
 
-	*ret_length = strlen(name);
-	r = wire_name_check(name, *ret_length, &why);
 	return r ? error_set(r, why) : 0;
 }
 
@@ -242,35 +241,37 @@ static int acquire_slowly(struct shmb_client *client, const char *name, size_t l
 
 int shmb_client_get_memory_info(struct shmb_client *client, const char *name, uint64_t offset, uint64_t size,
 				uint32_t access, struct shmb_lease *ret) {
-	size_t length;
+	size_t length = strlen(name);
 	uint64_t word;
 	uint32_t slot;
 	int r;
 
 	if (client_is_foreign(client))
 		return error_plain(SHMB_E_FORKED);
-	r = check_access(client, access) ?: check_name(name, &length);
+	r = check_access(client, access);
 	if (r)
 		return r;
-	if (!(access & SHMB_COPY) && probe(client, name, length, &slot, &word) && layout_word_grants(word)) {
+	/* a bad name is in no index: whoever is slow is told */
+	if (!(access & SHMB_COPY) && length <= WIRE_NAME_MAX && probe(client, name, length, &slot, &word) && layout_word_grants(word)) {
 		r = acquire(client, slot, word, offset, size, access, ret);
 		if (r >= 0) {
 			maps_reap(client);
 			return r;
 		}
 	}
-	return acquire_slowly(client, name, length, offset, size, access, ret);
+	r = check_name(name, length);
+	return r ? r : acquire_slowly(client, name, length, offset, size, access, ret);
 }
 
 int shmb_handle_open(struct shmb_client *client, const char *name, struct shmb_handle *ret) {
 	uint64_t generation, size;
+	size_t length = strlen(name);
 	uint32_t slot;
-	size_t length;
 	int r;
 
 	if (client_is_foreign(client))
 		return error_plain(SHMB_E_FORKED);
-	r = check_access(client, SHMB_READ) ?: check_name(name, &length);
+	r = check_access(client, SHMB_READ) ?: check_name(name, length);
 	if (!r)
 		r = resolve(client, name, length, &slot, &generation, &size);
 	if (r)
