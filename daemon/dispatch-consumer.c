@@ -300,12 +300,17 @@ int dispatch_unmap(Request *request) {
 int dispatch_notify(Request *request) {
 	Session *session = request->session;
 	WireNotify notify;
+	Registry *registry = &session->broker->registry;
 	Region *region;
 
 	if (wire_read_fixed(&request->body, &notify, sizeof(notify)))
 		return DISPATCH_MALFORMED;
 	session->broker->stats.notifies++;
-	region = registry_at(&session->broker->registry, notify.slot, notify.generation);
+	/*
+	 * Whatever generation it names: a notice for one that is over has marked this scan as rung in the page, and a
+	 * later release of the slot's next generation relies on it.
+	 */
+	region = notify.slot < registry->shape.capacity ? registry->regions[notify.slot] : NULL;
 	if (region && map_find(session, region))
 		region_rescan(region);
 	return 0;
