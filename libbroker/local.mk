@@ -22,10 +22,33 @@ wire_sources = \
 libwire_la_SOURCES = $(wire_sources)
 
 # the library's objects, for the library itself and for unit tests that look inside
-client_sources =
+noinst_LTLIBRARIES += libclient.la
+client_sources = \
+	libbroker/client/call.c \
+	libbroker/client/client.c \
+	libbroker/client/client.h \
+	libbroker/client/error.c \
+	libbroker/client/event.c \
+	libbroker/client/lane.c \
+	libbroker/client/lease.c \
+	libbroker/client/list.c \
+	libbroker/client/map.c \
+	libbroker/client/map.h \
+	libbroker/client/message.c \
+	libbroker/client/region.c
+libclient_la_SOURCES = $(client_sources)
+libclient_la_LIBADD = libwire.la
+
+lib_LTLIBRARIES += libshmbroker.la
+libshmbroker_la_SOURCES =
+libshmbroker_la_LIBADD = libclient.la
+libshmbroker_la_LDFLAGS = $(AM_LDFLAGS) -version-info $(SHMB_LIBRARY_VERSION) \
+	-Wl,--version-script=$(srcdir)/libbroker/libshmbroker.sym
+libshmbroker_la_DEPENDENCIES = libclient.la libbroker/libshmbroker.sym
 
 include_HEADERS += libbroker/shmbroker.h
-dist_man_MANS +=
+dist_man_MANS += \
+	libbroker/wire/shmbroker-protocol.7
 pkgconfigdir = $(libdir)/pkgconfig
 pkgconfig_DATA = libbroker/libshmbroker.pc
 EXTRA_DIST += \

@@ -18,8 +18,14 @@ EXTRA_DIST += \
 system_files =
 EXTRA_DIST += $(system_files)
 
+model_files = \
+	tests/model/check \
+	tests/model/lease.pml
+EXTRA_DIST += $(model_files)
+
 lint_tests = \
 	tests/lint/floors.sh \
+	tests/lint/header.sh \
 	tests/lint/house.sh \
 	tests/lint/shell.sh
 EXTRA_DIST += $(lint_tests)
@@ -27,8 +33,12 @@ TESTS += $(lint_tests)
 
 # texts against the tables of the code
 docs_tests = \
-	tests/docs/check-options
-EXTRA_DIST += $(docs_tests)
+	tests/docs/check-ctl \
+	tests/docs/check-options \
+	tests/docs/check-protocol
+docs_files = \
+	tests/docs/make-protocol-tables
+EXTRA_DIST += $(docs_tests) $(docs_files)
 TESTS += $(docs_tests)
 
 # programs of cmocka, and the replay of the fuzzers' inputs; each has one source, and is linked with the daemon's
@@ -68,3 +78,12 @@ check_PROGRAMS += tests/unit/wire-tables
 
 AM_CPPFLAGS += $(CMOCKA_CFLAGS)
 LDADD = libdaemon.la $(CMOCKA_LIBS)
+
+# the demonstration: uses what an installed library offers, nothing else
+check_PROGRAMS += tests/demo/owner tests/demo/consumer
+tests_demo_owner_SOURCES = tests/demo/owner.c tests/demo/frame.h
+tests_demo_owner_LDADD = libshmbroker.la
+tests_demo_owner_LDFLAGS = $(AM_LDFLAGS) -no-install
+tests_demo_consumer_SOURCES = tests/demo/consumer.c tests/demo/frame.h
+tests_demo_consumer_LDADD = libshmbroker.la
+tests_demo_consumer_LDFLAGS = $(AM_LDFLAGS) -no-install

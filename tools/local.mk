@@ -1,6 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
 
-ctl_sources =
+bin_PROGRAMS += shmbrokerctl
+ctl_sources = \
+	tools/ctl/broker-info.c \
+	tools/ctl/broker-info.h \
+	tools/ctl/check.c \
+	tools/ctl/clients.c \
+	tools/ctl/ctl.h \
+	tools/ctl/format.c \
+	tools/ctl/format.h \
+	tools/ctl/live.c \
+	tools/ctl/live.h \
+	tools/ctl/main.c \
+	tools/ctl/options.c \
+	tools/ctl/options.h \
+	tools/ctl/output.c \
+	tools/ctl/output.h \
+	tools/ctl/ping.c \
+	tools/ctl/register.c \
+	tools/ctl/sha256.c \
+	tools/ctl/sha256.h \
+	tools/ctl/stats.c \
+	tools/ctl/status.c \
+	tools/ctl/unregister.c \
+	tools/ctl/watch.c
+shmbrokerctl_SOURCES = $(ctl_sources)
+shmbrokerctl_CPPFLAGS = $(AM_CPPFLAGS) $(SMARTCOLS_CFLAGS) $(JSONC_CFLAGS)
+shmbrokerctl_LDADD = libshmbroker.la $(SMARTCOLS_LIBS) $(JSONC_LIBS)
+dist_man_MANS += \
+	tools/ctl/shmbrokerctl.1
 
-dist_man_MANS +=
-EXTRA_DIST += tools/quickstart
+# what --json prints
+schemasdir = $(pkgdatadir)/schemas
+schemas_DATA = \
+	tools/ctl/schemas/check.schema.json \
+	tools/ctl/schemas/clients.schema.json \
+	tools/ctl/schemas/ping.schema.json \
+	tools/ctl/schemas/register.schema.json \
+	tools/ctl/schemas/stats.schema.json \
+	tools/ctl/schemas/status.schema.json \
+	tools/ctl/schemas/unregister.schema.json \
+	tools/ctl/schemas/watch.schema.json
+EXTRA_DIST += $(schemas_DATA)
+
+EXTRA_DIST += \
+	tools/ctl/shmbrokerctl.bash-completion \
+	tools/quickstart
+
+install_hooks += install-completion
+uninstall_hooks += uninstall-completion
+
+install-completion:
+	$(MKDIR_P) "$(DESTDIR)$(completionsdir)"
+	$(INSTALL_DATA) $(srcdir)/tools/ctl/shmbrokerctl.bash-completion "$(DESTDIR)$(completionsdir)/shmbrokerctl"
+
+uninstall-completion:
+	rm -f "$(DESTDIR)$(completionsdir)/shmbrokerctl"
