@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker of its own for a test, and peers under other uids.
+
+With root every party has a uid of its own and no capabilities; without root all have the uid of the test, and the
+broker is told that this is intended. Broker.finish() is the check that every test ends with: no leaked fd, no leaked
+region, accounts at zero, an orderly exit and nothing from the sanitizers.
+"""
+
+import ctypes
+import os
+import pathlib
+import pickle
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import time
+import traceback
+
+from protocol_client import ANY_UID, DEADLINE, Client, memory, reopen
+
+BUILD = pathlib.Path(os.environ.get("SHMBROKER_BUILDDIR", ".")).resolve()
+ROOT = os.geteuid() == 0
+BROKER, OWNER, CONSUMER, OTHER, KEEPER, ADMIN = 20001, 20002, 20003, 20004, 20008, 20009
+CONNECTION_FDS = 2
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def uid_of(uid):
+    """The uid that a party has: its own with root, else that of the test."""
+    return uid if ROOT else os.geteuid()
+
+
+def become(uid):
+    """Leaves root for good: uid and gid, no groups; capabilities go with it."""
+    if ROOT:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    # after the change of uid, which clears it
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def until(condition, what, deadline=DEADLINE):
+    """Polls until @condition gives something true, and returns that."""
+    end = time.monotonic() + deadline
+    while True:
+        got = condition()
+        if got:
+            return got
+        assert time.monotonic() < end, f"not within {deadline} s: {what() if callable(what) else what}"
+        time.sleep(0.01)
+
+
+def send_object(channel, value):
+    data = pickle.dumps(value)
+    channel.sendall(struct.pack("<I", len(data)) + data)
+
+
+def receive_exactly(channel, size):
+    data = b""
+    while len(data) < size:
+        more = channel.recv(size - len(data))
+        if not more:
+            raise EOFError("the peer has gone")
+        data += more
+    return data
+
+
+def receive_object(channel):
+    (size,) = struct.unpack("<I", receive_exactly(channel, 4))
+    return pickle.loads(receive_exactly(channel, size))
+
+
+def answer(channel, function):
+    """Sends what @function returns, or raises."""
+    try:
+        result = True, function()
+    except BaseException as error:  # pylint: disable=broad-except
+        error.add_text = traceback.format_exc()
+        result = False, error
+    try:
+        send_object(channel, result)
+    except Exception:  # pylint: disable=broad-except
+        send_object(channel, (False, RuntimeError(f"not to be sent: {result!r}\n{traceback.format_exc()}")))
+
+
+def result_of(answered):
+    good, value = answered
+    if good:
+        return value
+    print(getattr(value, "add_text", ""))
+    raise value
+
+
+class PeerClient(Client):
+    """What a peer process offers to the test: the client, its memory by name, and its lease page."""
+
+    def __init__(self, path, deadline=DEADLINE):
+        super().__init__(path, deadline)
+        self.memories, self.page = {}, None
+
+    def give(self, name, size=8192, read_only=True, fill=b"", memory_args=None, **fields):
+        """Makes memory and registers all of it (or what the fields say)."""
+        fd = memory(size, fill=fill, **(memory_args or {}))
+        self.memories[name] = fd
+        read_only_fd = reopen(fd) if read_only else None
+        try:
+            return self.register(name, fd, read_only_fd=read_only_fd, **{"size": size, **fields})
+        finally:
+            if read_only_fd is not None:
+                os.close(read_only_fd)
+
+    def again(self, name, of, **fields):
+        """Registers the memory that was given under another name."""
+        return self.register(name, self.memories[of], **fields)
+
+    def peek(self, name, size=8, offset=0):
+        """Bytes of memory of this peer's own."""
+        return os.pread(self.memories[name], size, offset)
+
+    def truncate(self, name, size):
+        os.ftruncate(self.memories[name], size)
+
+    def events_seen(self):
+        return self.events
+
+    def read_lookup(self, name, size=8, **how):
+        """A LookupResult with the bytes that were found through its fd."""
+        result = self.lookup(name, want_fd=True, **how)
+        result["bytes"] = os.pread(result["fd"], size, result["offset"])
+        os.close(result.pop("fd"))
+        return result
+
+    def page_attach(self, **how):
+        self.page = self.attach(**how)
+        return self.page.reply
+
+    def page_map(self, slot, generation, **how):
+        """MAP without keeping the fd."""
+        reply = self.map(slot, generation, **how)
+        fd = reply.pop("fd")
+        if fd is not None:
+            os.close(fd)
+        return reply
+
+    def page_do(self, method, *args, **how):
+        """Calls a method of the lease page."""
+        return getattr(self.page, method)(*args, **how)
+
+
+class Peer:
+    """A process under a uid that serves calls of PeerClient's methods until it is closed or killed."""
+
+    def __init__(self, broker, uid, hello=True, **how):
+        self.uid = uid_of(uid)
+        self.channel, other = socket.socketpair()
+        self.channel.settimeout(4 * DEADLINE)
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                self._serve(broker.socket, uid, other)
+            finally:
+                os._exit(0)
+        other.close()
+        broker.peers.append(self)
+        result_of(receive_object(self.channel))
+        if hello:
+            self.session = self.hello(**how)["session"]
+
+    @staticmethod
+    def _serve(path, uid, channel):
+        keep = channel.fileno()
+        os.closerange(3, keep)
+        os.closerange(keep + 1, 4096)
+        become(uid)
+        client = []
+        answer(channel, lambda: client.append(PeerClient(path)))
+        while True:
+            try:
+                method, args, how = receive_object(channel)
+            except (EOFError, ConnectionError):
+                return
+            answer(channel, lambda: getattr(client[0], method)(*args, **how))
+
+    def start(self, method, *args, **how):
+        """Begins a call; finish() waits for it."""
+        send_object(self.channel, (method, args, how))
+
+    def finish(self):
+        return result_of(receive_object(self.channel))
+
+    def __getattr__(self, method):
+        if method.startswith("_"):
+            raise AttributeError(method)
+
+        def call(*args, **how):
+            self.start(method, *args, **how)
+            return self.finish()
+
+        return call
+
+    def kill(self, number=signal.SIGKILL):
+        """Ends the process at whatever it does."""
+        if self.pid:
+            os.kill(self.pid, number)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+            self.channel.close()
+
+
+class Broker:
+    """shmbrokerd under its own uid, with a socket that everybody reaches."""
+
+    def __init__(self, directory, loop, config="", nofile=None, access=True):
+        self.loop, self.peers, self.finished = loop, [], False
+        directory.chmod(0o755)
+        if ROOT:
+            os.chown(directory, BROKER, BROKER)
+        self.socket, self.log_path = directory / "s", directory / "log"
+        text = "[broker]\nsocket_mode = 0666\n" + ("" if ROOT else "shared_uid = yes\n")
+        text += config if config.lstrip().startswith("[") or not config else config + "\n"
+        if access and ROOT:
+            text += f"\n[access]\nadmin = {ADMIN}\nkeep = {KEEPER}\n"
+        (directory / "conf").write_text(text)
+        (directory / "conf").chmod(0o644)
+
+        def prepare():
+            if nofile:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
+            become(BROKER)
+
+        program = [BUILD / "shmbrokerd", f"--loop={loop}", f"--socket={self.socket}", f"--config={directory / 'conf'}"]
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                            preexec_fn=prepare, cwd="/")
+        self.pid = self.process.pid
+        until(lambda: self.process.poll() is not None or self.socket.exists(), "the socket")
+        assert self.process.poll() is None, self.log()
+        until(self._listens, self.log)
+        # what is open while one client is served, less what that client costs
+        first = self.peer(ADMIN)
+        self.info = first.info()
+        self.fds_at_start = self.fds() - CONNECTION_FDS
+        first.kill()
+        until(lambda: self.fds() == self.fds_at_start, lambda: f"{self.fds()} fds, {self.fds_at_start} at the start")
+
+    def _listens(self):
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+                probe.connect(str(self.socket))
+            return True
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def fd_names(self):
+        names = []
+        for entry in os.listdir(f"/proc/{self.pid}/fd"):
+            try:
+                names.append(os.readlink(f"/proc/{self.pid}/fd/{entry}"))
+            except FileNotFoundError:
+                pass
+        return names
+
+    def fds(self):
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def peer(self, uid=CONSUMER, **how):
+        return Peer(self, uid, **how)
+
+    def run(self, uid, function, *args):
+        """Runs @function in a forked process under @uid, and returns what it returns or raises what it raises."""
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            try:
+                ours.close()
+                become(uid)
+                answer(theirs, lambda: function(*args))
+            finally:
+                os._exit(0)
+        theirs.close()
+        ours.settimeout(6 * DEADLINE)
+        try:
+            return result_of(receive_object(ours))
+        finally:
+            ours.close()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def region(self, admin, name):
+        """The newest STATUS entry of a name, or None."""
+        found = admin.status(name=name, match="EXACT")
+        return max(found, key=lambda entry: entry["generation"]) if found else None
+
+    def lives(self):
+        """It still serves: a new peer gets an answer."""
+        peer = self.peer(OTHER)
+        peer.ping()
+        peer.kill()
+
+    def finish(self):
+        """Ends all peers and checks that nothing of them is left."""
+        if self.finished:
+            return
+        self.finished = True
+        for peer in self.peers:
+            peer.kill()
+        try:
+            assert self.process.poll() is None, "the broker has gone"
+            self._check_empty()
+            self.process.terminate()
+            assert self.process.wait(DEADLINE) == 0
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            log = self.log()
+            print(log[-8000:])
+        for sign in ("AddressSanitizer", "LeakSanitizer", "runtime error:"):
+            assert sign not in log, log[-8000:]
+
+    def _check_empty(self):
+        admin = self.peer(ADMIN)
+
+        def held():
+            stats = admin.stats(accounts=True)
+            wrong = {key: value for key, value in stats.items() if value and key[0].startswith("held_")}
+            wrong.update({key: value for key, value in stats.items() if value and key[0] in ("regions", "objects", "fds_closing")})
+            # what this very session costs
+            for uid in (ANY_UID, admin.uid):
+                for name, cost in (("held_sessions", 1), ("held_fds", CONNECTION_FDS)):
+                    if wrong.get((name, uid)) == cost:
+                        del wrong[name, uid]
+            return wrong
+
+        until(lambda: not held(), lambda: f"held at the end: {held()} {admin.status()}")
+        assert admin.stats()["regions"] == 0 and admin.status() == []
+        admin.kill()
+        until(lambda: self.fds() == self.fds_at_start,
+              lambda: f"{self.fds()} fds, {self.fds_at_start} at the start: {self.fd_names()}")
