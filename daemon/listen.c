@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -10,16 +11,33 @@
 #include "wire/fd.h"
 
 #define BACKLOG 4096
+#define DYING_TRIES 20
+#define DYING_WAIT_MS 1000
 
-/* true when the file at the path is a socket that nobody listens on */
+/*
+ * True when the file at the path is a socket that nobody listens on. The ring of a broker that was killed holds its
+ * listening socket for some moments after the process is gone: such a socket takes connections and then hangs up,
+ * while one that is alive keeps them until its hello_timeout.
+ */
 static bool is_left_over(const struct sockaddr_un *address) {
-	_cleanup_(closep) int fd = -EBADF;
 	struct stat st;
 
-	if (lstat(address->sun_path, &st) < 0 || !S_ISSOCK(st.st_mode))
-		return false;
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	return fd >= 0 && connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0 && errno == ECONNREFUSED;
+	for (int i = 0; i < DYING_TRIES; ++i) {
+		_cleanup_(closep) int fd = -EBADF;
+		struct pollfd probe = { .events = POLLIN };
+
+		if (lstat(address->sun_path, &st) < 0 || !S_ISSOCK(st.st_mode))
+			return false;
+		fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		if (fd < 0)
+			return false;
+		if (connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0)
+			return errno == ECONNREFUSED;
+		probe.fd = fd;
+		if (poll(&probe, 1, DYING_WAIT_MS) <= 0)
+			return false;
+	}
+	return false;
 }
 
 int listen_at(const char *path, uint32_t mode, uint32_t gid) {

@@ -16,6 +16,8 @@
 
 #include "wire/compat.h"
 #include "wire/fd.h"
+#include "wire/name.h"
+#include "wire/protocol.h"
 
 #define PROC_FILE_MAX 16384
 #define GROUPS_MAX 65536 /* NGROUPS_MAX of Linux */
@@ -50,12 +52,19 @@ static bool read_proc(pid_t pid, const char *file, char *buffer, size_t size) {
 	return read_text(path, buffer, size);
 }
 
-/* @n bytes of @text, cut to @size and without control characters */
+/*
+ * @n bytes of @text, cut to @size and harmless on a terminal: what is not UTF-8 without control characters, by the
+ * rules for names, keeps its ASCII only
+ */
 static void copy_text(char *buffer, size_t size, const char *text, size_t n) {
+	const char *why;
+	bool harmless;
+
 	if (n > size - 1)
 		n = size - 1;
+	harmless = n <= WIRE_NAME_MAX && !wire_name_check(text, n, &why);
 	for (size_t i = 0; i < n; ++i)
-		buffer[i] = iscntrl((unsigned char)text[i]) ? '?' : text[i];
+		buffer[i] = harmless || (text[i] >= ' ' && text[i] <= '~') ? text[i] : '?';
 	buffer[n] = 0;
 }
 

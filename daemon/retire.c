@@ -74,6 +74,8 @@ static uint64_t region_revoke(Region *region, uint32_t mode, char *why) {
 	char fields[300];
 
 	snprintf(fields, sizeof(fields), "SHMBROKER_REGION=%s", region->name);
+	/* so that it is not one of the others that discard spares */
+	list_remove(&region->object_link);
 	if (mode == WIRE_MODE_DISCARD) {
 		discarded = object_discard(region->object, region->offset, region->size, why);
 		log_write(LOG_DISCARD, region->owner_uid, fields, "%llu of %llu bytes of region \"%s\" were given back%s%s",
@@ -91,7 +93,6 @@ static uint64_t region_revoke(Region *region, uint32_t mode, char *why) {
 		  region->owner_uid);
 	for (ListLink *link; (link = list_first(&region->leases));)
 		lease_revoke(container_of(link, Lease, region_link));
-	list_remove(&region->object_link);
 	list_remove(&region->owner_link);
 	if (region->owner) {
 		region->owner->n_regions--;
