@@ -18,6 +18,7 @@ static const Option common[] = {
 	{ 'j', "json", NULL, "print JSON" },
 	{ 's', "socket", "PATH", "the broker's socket; $SHMBROKER_SOCKET, else /run/shmbroker/shmbroker.sock" },
 	{ OPTION_TIMEOUT, "timeout", "DURATION", "give up after this time, with exit code 5" },
+	{ OPTION_NO_COLOR, "no-color", NULL, "no colour on a terminal either, as with $NO_COLOR" },
 	{ 'h', "help", NULL, "print this and exit" },
 	{ 'V', "version", NULL, "print the version and exit" },
 	{},
@@ -110,6 +111,10 @@ static bool take_common(Ctl *ctl, int id, const Verb *verb, int *ret_bad) {
 		return true;
 	case OPTION_TIMEOUT:
 		*ret_bad = start_timeout(ctl, optarg);
+		return true;
+	case OPTION_NO_COLOR:
+		if (setenv("NO_COLOR", "1", 1) < 0)
+			ctl_must(NULL);
 		return true;
 	case 'h':
 		print_help(verb);
