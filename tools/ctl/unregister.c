@@ -70,65 +70,63 @@ static char *result_name(const Unregister *unregister, int result) {
 	return lower;
 }
 
-/* the broker's sentence is that of the last failure, so only that of a single one is known */
-static const char *message_of(const Unregister *unregister, int result) {
-	const char *sentence = unregister->n_names == 1 && result > 0 ? shmb_last_error() : "";
-
-	return sentence[0] ? sentence : shmb_error_text(result);
-}
-
-static json_object *result_row(const Unregister *unregister, const char *name, int result) {
+static json_object *result_row(const Unregister *unregister, const char *name, int result, const char *message) {
 	json_object *row = row_new();
 	char *word = result_name(unregister, result);
 
 	row_text(row, "name", name);
 	row_text(row, "result", word);
-	row_text(row, "message", result ? message_of(unregister, result) : NULL);
+	row_text(row, "message", message[0] ? message : NULL);
 	free(word);
 	return row;
 }
 
-/* the code of the first that failed */
-static int print_results(const Unregister *unregister, const int *results) {
+static void say_result(const Unregister *unregister, const char *name, int result, const char *message) {
+	if (message[0])
+		ctl_say("%s: %s", name, message);
+	if (!result && !unregister->ctl->json) {
+		char *clean = format_clean(name, FORMAT_TERMINAL);
+
+		printf("%s %s\n", clean, unregister->wait ? "is gone" : "is retired");
+		free(clean);
+	}
+}
+
+/*
+ * One by one, so that the broker's sentence for each is known; together where they are waited for, so that all
+ * retire before that.
+ */
+static int by_name(const Unregister *unregister) {
 	json_object *document = row_new(), *rows = ctl_must(json_object_new_array());
-	int code = 0;
+	uint32_t n = unregister->n_names, step = unregister->wait ? n : 1;
+	int *results = ctl_must(calloc(n, sizeof(*results)));
+	int r = 0, code = 0;
 
-	for (uint32_t i = 0; i < unregister->n_names; ++i) {
-		const char *name = unregister->names[i];
+	for (uint32_t i = 0; i < n && ctl_code(r) != CTL_UNREACHABLE; ++i) {
+		const char *name = unregister->names[i], *message;
 
-		if (results[i]) {
-			ctl_say("%s: %s", name, message_of(unregister, results[i]));
-			code = code ?: ctl_code(results[i]);
-		} else if (!unregister->ctl->json) {
-			char *clean = format_clean(name, FORMAT_TERMINAL);
-
-			printf("%s %s\n", clean, unregister->wait ? "is gone" : "is retired");
-			free(clean);
+		if (i % step == 0) {
+			r = shmb_client_unregister(unregister->ctl->client, (const char *const *)unregister->names + i,
+						   step, mode_of(unregister), unregister->timeout, results + i);
+			/* it failed as a whole */
+			for (uint32_t j = i; r && j < i + step; ++j)
+				results[j] = r;
 		}
-		if (json_object_array_add(rows, result_row(unregister, name, results[i])) < 0)
+		message = results[i] ? shmb_error_text(results[i]) : "";
+		/* what DISCARD could not give back is told on success, too */
+		if (step == 1 && results[i] >= 0 && (results[i] || (n == 1 && unregister->discard)) &&
+		    shmb_last_error()[0])
+			message = shmb_last_error();
+		say_result(unregister, name, results[i], message);
+		code = code ?: ctl_code(results[i]);
+		if (json_object_array_add(rows, result_row(unregister, name, results[i], message)) < 0)
 			ctl_must(NULL);
 	}
+	free(results);
 	row_object(document, "regions", rows);
 	if (unregister->ctl->json)
 		json_print(document);
 	json_object_put(document);
-	return code;
-}
-
-static int by_name(const Unregister *unregister) {
-	int *results = ctl_must(calloc(unregister->n_names, sizeof(*results)));
-	int r, code;
-
-	for (uint32_t i = 0; i < unregister->n_names; ++i)
-		results[i] = INT32_MIN;
-	r = shmb_client_unregister(unregister->ctl->client, (const char *const *)unregister->names, unregister->n_names,
-				   mode_of(unregister), unregister->timeout, results);
-	/* a failure of the whole leaves the single ones unsaid */
-	if (r && results[0] == INT32_MIN)
-		code = ctl_fail(r, "unregister");
-	else
-		code = print_results(unregister, results);
-	free(results);
 	return code;
 }
 
