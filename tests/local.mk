@@ -15,12 +15,14 @@ EXTRA_DIST += \
 	tests/fuzz/make-corpus \
 	tests/tally.py
 
-system_files =
+system_files = \
+	tests/system/broker.py \
+	tests/system/conftest.py \
+	tests/system/protocol_client.py \
+	tests/system/test_ctl.py
 EXTRA_DIST += $(system_files)
 
-model_files = \
-	tests/model/check \
-	tests/model/lease.pml
+model_files =
 EXTRA_DIST += $(model_files)
 
 lint_tests = \

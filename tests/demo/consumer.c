@@ -15,7 +15,7 @@ int main(void) {
 
 	begin = frame_now();
 	frame_check("connect", shmb_client_new(&client, NULL, SHMB_ROLE_CONSUMER, 0));
-	begin = frame_step("consumer", "connect", begin, "");
+	begin = frame_step("consumer", "connect", begin, "a session, the table of regions and a lease page");
 
 	frame_check("GetMemoryInfo", shmb_client_get_memory_info(client, FRAME_NAME, 0, SHMB_REST, SHMB_READ, &lease));
 	begin = frame_step("consumer", "GetMemoryInfo, first", begin, "asked the broker, mapped read-only");
@@ -41,11 +41,11 @@ int main(void) {
 
 	begin = frame_now();
 	frame_check("release", shmb_lease_release(&lease));
-	begin = frame_step("consumer", "release", begin, "");
+	begin = frame_step("consumer", "release", begin, "a decrement");
 	frame_check("GetMemoryInfo", shmb_client_get_memory_info(client, FRAME_NAME, 0, SHMB_REST, SHMB_READ, &lease));
 	begin = frame_step("consumer", "GetMemoryInfo, again", begin, "through the lease page, no system call");
 	frame_check("release", shmb_lease_release(&lease));
-	(void)frame_step("consumer", "release", begin, "");
+	(void)frame_step("consumer", "release", begin, "a decrement");
 	(void)shmb_client_free(client);
 	return EXIT_SUCCESS;
 }

@@ -34,7 +34,7 @@ int main(void) {
 	begin = frame_step("owner", "fill", begin, "1 x 3 x 2160 x 3840 float32");
 
 	frame_check("connect", shmb_client_new(&client, NULL, SHMB_ROLE_OWNER, 0));
-	begin = frame_step("owner", "connect", begin, "");
+	begin = frame_step("owner", "connect", begin, "a session");
 	frame_check("register", shmb_region_adopt(client, FRAME_NAME, fd, 0, FRAME_SIZE, NULL, &region));
 	(void)frame_step("owner", "register", begin, "the fd went to the broker, no byte of the frame did");
 
