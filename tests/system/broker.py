@@ -243,6 +243,7 @@ class Broker:
         # what is open while one client is served, less what that client costs
         first = self.peer(ADMIN)
         self.info = first.info()
+        until(lambda: (lambda stats: stats["sessions"] == 1 and not stats["fds_closing"])(first.stats()), "only one session")
         self.fds_at_start = self.fds() - CONNECTION_FDS
         first.kill()
         until(lambda: self.fds() == self.fds_at_start, lambda: f"{self.fds()} fds, {self.fds_at_start} at the start")

@@ -160,8 +160,10 @@ class Client:
     def __init__(self, path, deadline=DEADLINE):
         self.deadline, self.serial, self.events, self.late = deadline, 0, [], {}
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(deadline)
+        # a full backlog makes a connect wait only when it blocks
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", deadline, 0))
         self.socket.connect(str(path))
+        self.socket.settimeout(deadline)
 
     def close(self):
         self.socket.close()
