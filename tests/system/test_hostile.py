@@ -196,6 +196,8 @@ def test_64_fds_in_one_message_are_64_regions(broker):
 
 def test_no_room_for_fds_is_the_brokers_shortage(start):
     """MSG_CTRUNC: the kernel could not install the fds; the peer is kept and may ask again."""
+    if not ROOT:
+        pytest.skip("needs root: the broker is not dumpable, so that others do not see its fds")
     broker = start(nofile=170, config="fair_share = no\nfd_reserve = 16")
     idle = broker.peer(CONSUMER)
     soft = broker.fds() + 20
@@ -430,10 +432,11 @@ def test_5000_connections_of_one_user(start):
     peer.start("ping")
     served, told = broker.run(OTHER, hostile)
     peer.finish()
-    assert (served, told) == (100, 4900)
+    # with one uid for all the bystander is of the same user
+    assert (served, told) == ((100, 4900) if ROOT else (99, 4901))
     peer.ping()
     admin = broker.peer(ADMIN)
-    assert admin.stats()["connections_refused"] == 4900
+    assert admin.stats()["connections_refused"] == told
 
 
 def test_5000_connections_at_once(start):
@@ -606,8 +609,9 @@ QUOTAS = {
 def test_quota_one_over(start, what):
     config, action = QUOTAS[what]
     broker = start(config=f"[quota]\n{config}\n")
-    owner = broker.peer(OWNER)
-    owner.give("x")
+    if what == "leases":
+        owner = broker.peer(OWNER)
+        owner.give("x")
     peer = broker.peer(OTHER)
     taken = [action(peer, i) for i in range(3)]
     with refused("QUOTA"):
