@@ -76,8 +76,11 @@ class Ctl:
         assert len(found) == 1, found
         return found[0]
 
-    def on_terminal(self, *arguments, answer=None, code=0, env=None, uid=OWNER):
-        """Runs it on a terminal of its own, optionally with an answer to its question; what it printed there."""
+    def on_terminal(self, *arguments, answer=None, enough=None, code=0, env=None, uid=OWNER):
+        """
+        Runs it on a terminal of its own, optionally with an answer to its question, and ends it when what it printed is
+        enough; returns what it printed.
+        """
         pid, terminal = pty.fork()
         if pid == 0:
             become(uid)
@@ -97,6 +100,11 @@ class Ctl:
             if answer and b"? [y/N] " in printed:
                 os.write(terminal, answer)
                 answer = None
+            if enough and enough(printed):
+                os.kill(pid, signal.SIGTERM)
+                enough = None
+        else:
+            os.kill(pid, signal.SIGKILL)
         os.close(terminal)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert status == code, f"{arguments}: {status}, not {code}\n{printed}"
@@ -270,12 +278,16 @@ def test_names_do_not_reach_the_terminal_raw(ctl):
 
 
 def test_what_is_hidden(ctl):
-    ctl.register("seen", "--create=4K")
-    if uid_of(OWNER) == uid_of(CONSUMER):
-        pytest.skip("needs root for parties under uids of their own")
+    owner = ctl.register("seen", "--create=4K")
+    ctl.hold("seen")
     region = ctl.region("seen", uid=CONSUMER)
-    assert [region[key] for key in ("pid", "uid", "comm", "container", "holders")] == [None, None, None, None, []]
-    assert ctl.region("seen", uid=ADMIN)["uid"] == uid_of(OWNER)
+    # without root all parties are one user, from whom nothing is hidden
+    hidden = uid_of(OWNER) != uid_of(CONSUMER)
+    assert (region["pid"], region["uid"]) == ((None, None) if hidden else (owner.pid, uid_of(OWNER)))
+    assert (region["holders"] == [], region["holders_total"], region["leases"]) == (hidden, 1, 1)
+    assert (region["comm"] is None) == hidden
+    region = ctl.region("seen", uid=ADMIN)
+    assert (region["pid"], region["uid"], len(region["holders"])) == (owner.pid, uid_of(OWNER), 1)
 
 
 def test_colour_on_a_terminal_only(ctl):
@@ -297,6 +309,13 @@ def test_status_watch_shows_changes(ctl):
         names = [r["name"] for r in json.loads(watch.stdout.readline())["regions"]]
     watch.send_signal(signal.SIGTERM)
     assert watch.wait(DEADLINE) == 0
+
+
+def test_status_watch_clears_a_terminal_only(ctl):
+    ctl.on_terminal("status", "--watch=10ms", enough=lambda printed: printed.count(b"\x1b[H\x1b[2J") > 1)
+    watch = ctl.start("status", "--watch=10ms")
+    lists = [watch.stdout.readline() for _ in range(6)]
+    assert [line[:9] for line in lists] == 2 * ["NAME  KIN", "0 regions", "\n"]
 
 
 # ---- register and unregister
@@ -515,6 +534,24 @@ def test_check_allocates_nothing(ctl):
     assert done["sha256"] == hashlib.sha256(b"x" + bytes(size - 1)).hexdigest()
     assert os.fstat(fd).st_blocks * 512 == 4096
     os.close(fd)
+
+
+def test_check_of_what_may_be_truncated(start):
+    ctl = Ctl(start(config="unsealed = accept"))
+    content = os.urandom(12345)
+    fd = os.memfd_create("unsealed", os.MFD_CLOEXEC)
+    os.write(fd, content)
+    try:
+        ctl.register("loose", f"--fd-from=/proc/self/fd/{fd}", pass_fds=[fd])
+        assert "unsealed" in ctl.region("loose")["flags"]
+        done = ctl.json("check", "loose")
+        assert (done["result"], done["address"], done["checked"], done["compared"]) == ("read", None, 12345, 0)
+        assert done["sha256"] == hashlib.sha256(content).hexdigest()
+        os.truncate(f"/proc/self/fd/{fd}", 100)
+        assert "cut" in ctl.run("check", "loose", code=1).stderr
+    finally:
+        ctl.end()
+        os.close(fd)
 
 
 def test_check_finds_the_owner(ctl):
