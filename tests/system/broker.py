@@ -121,6 +121,10 @@ class PeerClient(Client):
         """Bytes of memory of this peer's own."""
         return os.pread(self.memories[name], size, offset)
 
+    def open(self, name, path, flags=os.O_RDWR):
+        """Keeps a file under a name, as if it were memory."""
+        self.memories[name] = os.open(path, flags | os.O_CLOEXEC)
+
     def truncate(self, name, size):
         os.ftruncate(self.memories[name], size)
 
