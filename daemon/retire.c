@@ -102,7 +102,6 @@ static uint64_t region_revoke(Region *region, uint32_t mode, char *why) {
 	region->object = object_unref(region->object);
 	account_refund(&region->charge);
 	waits_region_gone(region);
-	region_charge_holders(region);
 	return discarded;
 }
 
@@ -135,13 +134,20 @@ uint64_t region_retire(Region *region, uint32_t mode, char *why) {
 	return discarded;
 }
 
-static bool region_is_idle(Region *region) {
+static bool page_is_asymmetric(const Session *session) {
+	return session->attached && session->page.shape.mode == WIRE_ATTACH_ASYMMETRIC;
+}
+
+/* Without a barrier pages that count without fences are never idle; the others are what they say. */
+static bool region_is_idle(Region *region, bool readable) {
 	if (!list_is_empty(&region->leases))
 		return false;
 	list_for_each(link, &region->maps) {
 		Map *map = container_of(link, Map, region_link);
 
 		region->broker->stats.pages_scanned += map->session->attached;
+		if (!readable && page_is_asymmetric(map->session))
+			return false;
 		if (map_count(map))
 			return false;
 	}
@@ -162,8 +168,7 @@ static bool scan_barrier(Broker *broker, List *regions) {
 		list_for_each(map_link, &region->maps) {
 			Map *map = container_of(map_link, Map, region_link);
 
-			asymmetric |= map->session->attached &&
-				      map->session->page.shape.mode == WIRE_ATTACH_ASYMMETRIC;
+			asymmetric |= page_is_asymmetric(map->session);
 		}
 	}
 	atomic_thread_fence(memory_order_seq_cst);
@@ -204,9 +209,11 @@ void regions_scan(Broker *broker) {
 
 			list_remove(link);
 			region->scanning = false;
-			if (!readable || !region_is_idle(region)) {
+			if (!region_is_idle(region, readable)) {
 				if (region->state == WIRE_STATE_RETIRING)
 					region_arm_timeout(region);
+				else if (region->state == WIRE_STATE_REVOKED)
+					region_charge_holders(region);
 			} else if (region->state == WIRE_STATE_LAZY) {
 				/* leases are granted until the state says otherwise: say so, then look again */
 				region_set_state(region, WIRE_STATE_RETIRING);
@@ -222,7 +229,7 @@ void regions_scan(Broker *broker) {
 			Region *region = container_of(link, Region, scan_link);
 
 			list_remove(link);
-			if (readable && region_is_idle(region))
+			if (region_is_idle(region, readable))
 				region_gone(region);
 			else
 				region_set_state(region, WIRE_STATE_LAZY);

@@ -44,13 +44,14 @@ static inline void count(const struct shmb_client *client, uint32_t lane, _Atomi
 	}
 }
 
-/* the broker waits for the last release on this slot: one notice for each of its scans */
-static int ring(struct shmb_client *client, uint32_t slot, uint64_t word) {
+/* the broker waits for the last release on this slot: one notice for each of its scans, marked once it is sent */
+static void ring(struct shmb_client *client, uint32_t slot, uint64_t word) {
 	uint32_t scan = atomic_load(&layout_slots(client->registry)[slot].scan);
 
-	if (atomic_exchange(&layout_rung(client->page)[slot], scan + 1) == scan + 1)
-		return 0;
-	return client_notify(client, slot, scan, layout_word_generation(word));
+	if (atomic_load(&layout_rung(client->page)[slot]) == scan + 1)
+		return;
+	if (!client_notify(client, slot, scan, layout_word_generation(word)))
+		atomic_store(&layout_rung(client->page)[slot], scan + 1);
 }
 
 static uint64_t release_count(struct shmb_client *client, uint32_t slot, uint64_t word) {
@@ -61,7 +62,7 @@ static uint64_t release_count(struct shmb_client *client, uint32_t slot, uint64_
 	now = atomic_load(&layout_slots(client->registry)[slot].word);
 	if (now != word || layout_word_state(now) != WIRE_STATE_ACTIVE)
 		if (layout_word_generation(now) == layout_word_generation(word))
-			(void)ring(client, slot, word);
+			ring(client, slot, word);
 	return now;
 }
 
