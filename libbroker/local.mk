@@ -48,6 +48,16 @@ libshmbroker_la_DEPENDENCIES = libclient.la libbroker/libshmbroker.sym
 
 include_HEADERS += libbroker/shmbroker.h
 dist_man_MANS += \
+	libbroker/client/libshmbroker.3 \
+	libbroker/client/shmb_client_get_memory_info.3 \
+	libbroker/client/shmb_client_lookup.3 \
+	libbroker/client/shmb_client_new.3 \
+	libbroker/client/shmb_client_subscribe.3 \
+	libbroker/client/shmb_client_unregister.3 \
+	libbroker/client/shmb_error_name.3 \
+	libbroker/client/shmb_lease_copy_in.3 \
+	libbroker/client/shmb_region_create.3 \
+	libbroker/client/shmb_status_iter_new.3 \
 	libbroker/wire/shmbroker-protocol.7
 pkgconfigdir = $(libdir)/pkgconfig
 pkgconfig_DATA = libbroker/libshmbroker.pc

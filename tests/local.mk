@@ -18,11 +18,19 @@ EXTRA_DIST += \
 system_files = \
 	tests/system/broker.py \
 	tests/system/conftest.py \
+	tests/system/fuse.py \
 	tests/system/protocol_client.py \
-	tests/system/test_ctl.py
+	tests/system/test_ctl.py \
+	tests/system/test_examples.py \
+	tests/system/test_fuse.py \
+	tests/system/test_hostile.py \
+	tests/system/test_regions.py \
+	tests/system/test_systemd.py
 EXTRA_DIST += $(system_files)
 
-model_files =
+model_files = \
+	tests/model/check \
+	tests/model/lease.pml
 EXTRA_DIST += $(model_files)
 
 lint_tests = \
@@ -36,6 +44,7 @@ TESTS += $(lint_tests)
 # texts against the tables of the code
 docs_tests = \
 	tests/docs/check-ctl \
+	tests/docs/check-library \
 	tests/docs/check-options \
 	tests/docs/check-protocol
 docs_files = \

@@ -343,7 +343,9 @@ static int without_io_uring(uint32_t error) {
 static void test_where_io_uring_is_refused_epoll_runs(void **state) {
 	static const uint32_t errors[] = { ENOSYS, EPERM, EACCES, EINVAL, ENOMEM };
 
-	(void)fixture(state);
+	/* without liburing there is nothing that could be refused */
+	if (!strcmp(loop_reason(fixture(state)->loop), "built without liburing"))
+		return;
 	for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
 		pid_t pid = fork();
 		int status;
@@ -367,7 +369,7 @@ int main(void) {
 		TEST(test_connections_are_accepted),
 		TEST(test_out_of_fds_is_told_and_does_not_spin),
 		TEST(test_free_unlinks_what_is_linked),
-		TEST(test_where_io_uring_is_refused_epoll_runs),
+		cmocka_unit_test_setup_teardown(test_where_io_uring_is_refused_epoll_runs, setup_uring, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
