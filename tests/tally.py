@@ -36,7 +36,7 @@ def unit(directory):
         # cmocka's summary names failed and skipped tests a second time, hence the dict
         cases = {}
         for mark, case in re.findall(r"^\[(       OK |  FAILED  |  ERROR   |  SKIPPED )\] ([\w ]+)$", log, re.M):
-            cases[case] = CMOCKA[mark]
+            cases[case.replace(" ", "_")] = CMOCKA[mark]
         for case, outcome in cases.items():
             yield f"{name}::{case}", outcome, ""
         if not cases or (result == FAIL and FAIL not in cases.values()):
