@@ -22,11 +22,18 @@
 #define MPOL_BIND 2
 #endif
 #define NODES_MAX 1024
+#define FILES_BACK 64
+
+/* the fd of memory, shared by the windows that one call has adopted */
+typedef struct MemoryFile {
+	_Atomic uint32_t n_refs;
+	int fd;
+} MemoryFile;
 
 struct shmb_region {
 	struct shmb_client *client;
 	char *name;
-	int fd;
+	MemoryFile *file;
 	uint64_t offset;		/* of the region in the memory */
 	uint64_t size;
 	uint64_t generation;
@@ -59,18 +66,45 @@ static int check_options(const struct shmb_region_options *options) {
 	return 0;
 }
 
-static struct shmb_region *region_new(struct shmb_client *client, const char *name, int fd, uint64_t offset, uint64_t size) {
-	struct shmb_region *region = calloc(1, sizeof(*region));
+static MemoryFile *file_new(int fd) {
+	MemoryFile *file = calloc(1, sizeof(*file));
 
-	if (!region)
+	if (!file)
 		return NULL;
+	file->n_refs = 1;
+	file->fd = fd;
+	return file;
+}
+
+static MemoryFile *file_ref(MemoryFile *file) {
+	atomic_fetch_add(&file->n_refs, 1);
+	return file;
+}
+
+static void file_unref(MemoryFile *file) {
+	if (!file || atomic_fetch_sub(&file->n_refs, 1) > 1)
+		return;
+	(void)close_fd(file->fd);
+	free(file);
+}
+
+/* takes the reference to @file over, also when it fails */
+static struct shmb_region *region_new(struct shmb_client *client, const char *name, MemoryFile *file, uint64_t offset,
+				      uint64_t size) {
+	struct shmb_region *region = file ? calloc(1, sizeof(*region)) : NULL;
+
+	if (!region) {
+		file_unref(file);
+		return NULL;
+	}
 	region->client = client;
 	region->name = strdup(name);
-	region->fd = fd;
+	region->file = file;
 	region->offset = offset;
 	region->size = size;
 	region->retired = true;
 	if (!region->name) {
+		file_unref(file);
 		free(region);
 		return NULL;
 	}
@@ -80,7 +114,7 @@ static struct shmb_region *region_new(struct shmb_client *client, const char *na
 static void region_drop(struct shmb_region *region) {
 	if (region->mapped)
 		munmap(region->mapped, region->mapped_size);
-	(void)close_fd(region->fd);
+	file_unref(region->file);
 	free(region->name);
 	free(region);
 }
@@ -128,7 +162,7 @@ static int allocate(struct shmb_region *region, const struct shmb_region_options
 	}
 	if (!(options->flags & SHMB_REGION_OPT_POPULATE))
 		return 0;
-	if (!options->numa_node && !fallocate(region->fd, 0, 0, (off_t)region->mapped_size) && options->huge_pages)
+	if (!options->numa_node && !fallocate(region->file->fd, 0, 0, (off_t)region->mapped_size) && options->huge_pages)
 		return 0;
 	if (madvise(region->mapped, region->mapped_size, MADV_POPULATE_WRITE) < 0)
 		return errno == EFAULT ? -ENOMEM : errno == EINVAL ? 0 : -errno;
@@ -141,9 +175,9 @@ static int seal(struct shmb_region *region, const struct shmb_region_options *op
 	/* our own mapping stays writable; nobody gets another one (Linux 5.1) */
 	if (options->flags & SHMB_REGION_OPT_READ_ONLY || options->huge_pages)
 		seals |= F_SEAL_FUTURE_WRITE;
-	if (options->flags & SHMB_REGION_OPT_READ_ONLY && fchmod(region->fd, 0400) < 0)
+	if (options->flags & SHMB_REGION_OPT_READ_ONLY && fchmod(region->file->fd, 0400) < 0)
 		return -errno;
-	return fcntl(region->fd, F_ADD_SEALS, seals) < 0 ? -errno : 0;
+	return fcntl(region->file->fd, F_ADD_SEALS, seals) < 0 ? -errno : 0;
 }
 
 static int create_memory(struct shmb_region *region, const struct shmb_region_options *options) {
@@ -157,8 +191,8 @@ static int create_memory(struct shmb_region *region, const struct shmb_region_op
 	r = create_memfd(region->name, region->mapped_size, options);
 	if (r < 0)
 		return r;
-	region->fd = r;
-	mapped = mmap(NULL, region->mapped_size, PROT_READ | PROT_WRITE, MAP_SHARED, region->fd, 0);
+	region->file->fd = r;
+	mapped = mmap(NULL, region->mapped_size, PROT_READ | PROT_WRITE, MAP_SHARED, region->file->fd, 0);
 	if (mapped == MAP_FAILED)
 		return -errno;
 	region->mapped = region->data = mapped;
@@ -244,7 +278,7 @@ static void batch_add(Batch *batch, struct shmb_region *region, int fd, const st
 	};
 
 	batch_add_fds(batch, fd, &entry);
-	if (!(options->flags & SHMB_REGION_OPT_READ_ONLY) && (fcntl(region->fd, F_GETFL) & O_ACCMODE) == O_RDWR)
+	if (!(options->flags & SHMB_REGION_OPT_READ_ONLY) && (fcntl(region->file->fd, F_GETFL) & O_ACCMODE) == O_RDWR)
 		entry.access |= WIRE_ACCESS_WRITE;
 	wire_write(&batch->writer, &entry, sizeof(entry));
 	wire_write(&batch->writer, region->name, entry.name_length);
@@ -314,7 +348,7 @@ static int region_register(struct shmb_region *region, const struct shmb_region_
 	r = batch_begin(&batch);
 	if (r)
 		return error_plain(r);
-	batch_add(&batch, region, region->fd, options, 0);
+	batch_add(&batch, region, region->file->fd, options, 0);
 	batch_send(&batch, region->client, &r);
 	return r;
 }
@@ -333,7 +367,7 @@ int shmb_region_create(struct shmb_client *client, const char *name, uint64_t si
 		return r;
 	if (!size)
 		return error_set(SHMB_E_OUT_OF_BOUNDS, "the size is 0");
-	region = region_new(client, name, -EBADF, 0, size);
+	region = region_new(client, name, file_new(-EBADF), 0, size);
 	if (!region)
 		return error_plain(-ENOMEM);
 	r = error_plain(create_memory(region, options)) ?: region_register(region, options);
@@ -345,8 +379,27 @@ int shmb_region_create(struct shmb_client *client, const char *name, uint64_t si
 	return 0;
 }
 
-static int adopt_one(struct shmb_client *client, struct shmb_region_spec *spec, struct shmb_region_options *options) {
-	int fd, r;
+/* of the regions that this call has made before, one over the same fd */
+static MemoryFile *file_of(const struct shmb_region_spec *specs, uint32_t i) {
+	MemoryFile *file;
+	int fd;
+
+	for (uint32_t back = 1; back <= i && back <= FILES_BACK; ++back)
+		if (specs[i - back].fd == specs[i].fd && specs[i - back].region)
+			return file_ref(specs[i - back].region->file);
+	fd = fcntl(specs[i].fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0)
+		return NULL;
+	file = file_new(fd);
+	if (!file)
+		(void)close_fd(fd);
+	return file;
+}
+
+static int adopt_one(struct shmb_client *client, struct shmb_region_spec *specs, uint32_t i, struct shmb_region_options *options) {
+	struct shmb_region_spec *spec = &specs[i];
+	MemoryFile *file;
+	int r;
 
 	options_get(spec->options, options);
 	r = check_options(options) ?: check_name(spec->name);
@@ -354,15 +407,11 @@ static int adopt_one(struct shmb_client *client, struct shmb_region_spec *spec, 
 		return r;
 	if (!spec->size)
 		return error_set(SHMB_E_OUT_OF_BOUNDS, "the size is 0");
-	fd = fcntl(spec->fd, F_DUPFD_CLOEXEC, 0);
-	if (fd < 0)
+	file = file_of(specs, i);
+	if (!file)
 		return error_plain(-errno);
-	spec->region = region_new(client, spec->name, fd, spec->offset, spec->size);
-	if (!spec->region) {
-		(void)close(fd);
-		return error_plain(-ENOMEM);
-	}
-	return 0;
+	spec->region = region_new(client, spec->name, file, spec->offset, spec->size);
+	return spec->region ? 0 : error_plain(-ENOMEM);
 }
 
 int shmb_region_adopt_many(struct shmb_client *client, struct shmb_region_spec *specs, uint32_t n, int *ret_results) {
@@ -374,7 +423,7 @@ int shmb_region_adopt_many(struct shmb_client *client, struct shmb_region_spec *
 		return error_plain(SHMB_E_FORKED);
 	for (uint32_t i = 0; i < n; ++i) {
 		specs[i].region = NULL;
-		ret_results[i] = adopt_one(client, &specs[i], &options);
+		ret_results[i] = adopt_one(client, specs, i, &options);
 		if (ret_results[i])
 			continue;
 		if (batch.buffer && !batch_has_room(&batch, strlen(specs[i].name), options.n_allowed_uids + options.n_allowed_gids))
@@ -422,9 +471,9 @@ void *shmb_region_get_data(struct shmb_region *region) {
 	if (region->data)
 		return region->data;
 	region->mapped_size = region->offset - begin + region->size;
-	mapped = mmap(NULL, region->mapped_size, PROT_READ | PROT_WRITE, MAP_SHARED, region->fd, (off_t)begin);
+	mapped = mmap(NULL, region->mapped_size, PROT_READ | PROT_WRITE, MAP_SHARED, region->file->fd, (off_t)begin);
 	if (mapped == MAP_FAILED)
-		mapped = mmap(NULL, region->mapped_size, PROT_READ, MAP_SHARED, region->fd, (off_t)begin);
+		mapped = mmap(NULL, region->mapped_size, PROT_READ, MAP_SHARED, region->file->fd, (off_t)begin);
 	if (mapped == MAP_FAILED) {
 		(void)error_plain(-errno);
 		return NULL;
@@ -451,7 +500,7 @@ const char *shmb_region_get_name(struct shmb_region *region) {
 }
 
 int shmb_region_get_fd(struct shmb_region *region) {
-	return region->fd < 0 ? -1 : region->fd;
+	return region->file->fd < 0 ? -1 : region->file->fd;
 }
 
 /* ---- the end ---- */
