@@ -10,6 +10,7 @@ AM_TESTS_ENVIRONMENT = \
 EXTRA_DIST += \
 	tests/expected-skips \
 	tests/lint/files.sh \
+	tests/lint/format.sh \
 	tests/system/real-systemd \
 	tests/fuzz/corpus \
 	tests/fuzz/make-corpus \
