@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""1,000 SIGKILLs of a peer that is owner and consumer, each at a system call of its own: nothing is left of any.
+
+The peer is stopped by ptrace at its n-th entry to or exit from the kernel, for every n; half of the kills hit it while
+it holds a lease through its lease page, which STATUS has named under its pid before.
+"""
+
+import collections
+import ctypes
+import itertools
+import mmap
+import os
+import signal
+
+from broker import ADMIN, LIBC, OTHER, OWNER, become, until
+from protocol_client import READ, Client, memory, reopen
+
+ROUNDS = 1000
+PTRACE_TRACEME, PTRACE_SYSCALL = 0, 24
+# the page's lease is acquired before "register" and released before "unmap", neither of which is a system call
+STEPS = ["connect", "hello", "attach", "map", "register", "lookup", "status", "subscribe", "unregister", "unmap", "release",
+         "end"]
+LIBC.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+
+class Trace:
+    """A peer that goes through STEPS and can be stopped at each system call."""
+
+    def __init__(self, path, name, given):
+        # one byte says the step, another whether a lease is held
+        self.seen = mmap.mmap(-1, 4096)
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                become(OTHER)
+                LIBC.ptrace(PTRACE_TRACEME, 0, None, None)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                self._steps(path, name, given)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(self.pid, 0)
+        assert os.WIFSTOPPED(status)
+
+    def _steps(self, path, name, given):
+        slot, generation = given
+        numbers = iter(range(len(STEPS)))
+
+        def step():
+            self.seen[0] = next(numbers)
+
+        step()
+        client = Client(path)
+        step()
+        client.hello()
+        step()
+        page = client.attach()
+        step()
+        fd = client.map(slot, generation)["fd"]
+        assert page.acquire(slot, generation)
+        self.seen[1] = 1
+        step()
+        mine = memory()
+        client.register(name, mine, read_only_fd=reopen(mine))
+        step()
+        lease = client.lookup("theirs", access=READ, want_fd=True)
+        step()
+        client.status()
+        step()
+        client.subscribe("REGISTERED", "GONE", "LEFT")
+        step()
+        client.unregister(name)
+        self.seen[1] = 0
+        page.release(slot)
+        step()
+        client.unmap(slot, generation)
+        os.close(fd)
+        step()
+        client.release(lease["lease"])
+        step()
+        client.close()
+
+    def go(self):
+        """To the next entry or exit; False when the process has ended."""
+        assert LIBC.ptrace(PTRACE_SYSCALL, self.pid, None, None) == 0
+        _, status = os.waitpid(self.pid, 0)
+        if os.WIFSTOPPED(status):
+            return True
+        assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0, status
+        self.pid = 0
+        return False
+
+    def kill(self):
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+        self.seen.close()
+
+
+def test_1000_kills_leave_nothing(broker):
+    owner, admin = broker.peer(OWNER), broker.peer(ADMIN)
+    given = owner.give("theirs")
+    given = given["slot"], given["generation"]
+
+    # a first one that is not killed says how many stops there are, and at which a lease is held
+    trace = Trace(broker.socket, "whole", given)
+    held_at = []
+    while trace.go():
+        held_at.append(bool(trace.seen[1]))
+    trace.kill()
+    everywhere = itertools.cycle(range(1, len(held_at)))
+    held = itertools.cycle([i + 1 for i, is_held in enumerate(held_at) if is_held])
+
+    histogram, with_lease = collections.Counter(), 0
+    for number in range(ROUNDS):
+        trace = Trace(broker.socket, f"mine{number}", given)
+        try:
+            for _ in range(next(held if number % 2 else everywhere)):
+                if not trace.go():
+                    break
+            histogram[STEPS[trace.seen[0]]] += 1
+            if trace.pid and trace.seen[1]:
+                (entry,) = admin.status(name="theirs", match="EXACT")
+                assert trace.pid in [holder["pid"] for holder in entry["holders"]], entry
+                with_lease += 1
+        finally:
+            trace.kill()
+    for step in STEPS:
+        print(f"{histogram[step]:5} killed at: {step}")
+        assert histogram[step], f"no kill at: {step}"
+    assert with_lease >= ROUNDS // 2 - ROUNDS // 20
+
+    until(lambda: {client["session"] for client in admin.clients()} == {owner.session, admin.session}, "the sessions' ends")
+    until(lambda: len(admin.status()) == 1, lambda: admin.status())
+    (entry,) = admin.status()
+    assert (entry["name"], entry["leases"], entry["holders"]) == (b"theirs", 0, [])
+    assert owner.unregister("theirs", wait=True)["code"] == 0
