@@ -25,7 +25,9 @@ system_files = \
 	tests/system/test_examples.py \
 	tests/system/test_fuse.py \
 	tests/system/test_hostile.py \
+	tests/system/test_kill.py \
 	tests/system/test_regions.py \
+	tests/system/test_scale.py \
 	tests/system/test_systemd.py
 EXTRA_DIST += $(system_files)
 
