@@ -21,6 +21,7 @@
 #include "wire/fd.h"
 
 #define CLOSER_CHECK_NS UINT64_C(100000000)
+#define STATUS_NS UINT64_C(1000000000)	/* the service manager is told no more often than that */
 
 bool broker_is_suspended(const Broker *broker, uint32_t uid) {
 	for (size_t i = 0; i < broker->n_suspended; ++i)
@@ -65,6 +66,22 @@ static void on_watchdog_time(LoopTimer *timer) {
 	loop_timer_set(broker->loop, timer, loop_now(broker->loop) + notify_watchdog_interval_ns());
 }
 
+static void broker_status(Broker *broker) {
+	broker->status_ns = loop_now(broker->loop);
+	broker->status_regions = broker->registry.n_regions;
+	broker->status_sessions = broker->n_sessions;
+	notify_status("%u regions, %u sessions, loop %s", broker->status_regions, broker->status_sessions,
+		      loop_name(broker->loop));
+}
+
+static void on_status_time(LoopTimer *timer) {
+	broker_status(container_of(timer, Broker, status_timer));
+}
+
+static bool status_has_changed(const Broker *broker) {
+	return broker->status_regions != broker->registry.n_regions || broker->status_sessions != broker->n_sessions;
+}
+
 static void on_turn(void *userdata) {
 	Broker *broker = userdata;
 
@@ -74,6 +91,8 @@ static void on_turn(void *userdata) {
 		regions_scan(broker);
 	}
 	events_turn(broker);
+	if (status_has_changed(broker) && !broker->status_timer.at_ns)
+		loop_timer_set(broker->loop, &broker->status_timer, broker->status_ns + STATUS_NS);
 	if (closer_total(broker->closer) && !broker->closer_timer.at_ns)
 		loop_timer_set(broker->loop, &broker->closer_timer, loop_now(broker->loop) + CLOSER_CHECK_NS);
 }
@@ -90,11 +109,6 @@ static void on_accept(LoopListener *listener, int fd) {
 	r = session_accept(broker, fd, (uint32_t)(at - broker->listeners));
 	if (r)
 		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "a connection could not be taken: %s", strerror(-r));
-}
-
-static void broker_status(Broker *broker) {
-	notify_status("%u regions, %u sessions, loop %s", broker->registry.n_regions, broker->n_sessions,
-		      loop_name(broker->loop));
 }
 
 void broker_reload(Broker *broker) {
@@ -289,6 +303,7 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 	broker->closer_timer.on_time = on_closer_time;
 	broker->detached_timer.on_time = on_detached_time;
 	broker->watchdog_timer.on_time = on_watchdog_time;
+	broker->status_timer.on_time = on_status_time;
 	accounts_init(&broker->accounts);
 	accounts_configure(&broker->accounts, config);
 	accounts_set_total(&broker->accounts, ACCOUNT_REGIONS, config->capacity);
@@ -363,6 +378,7 @@ Broker *broker_free(Broker *broker) {
 		loop_timer_unlink(&broker->closer_timer);
 		loop_timer_unlink(&broker->detached_timer);
 		loop_timer_unlink(&broker->watchdog_timer);
+		loop_timer_unlink(&broker->status_timer);
 	}
 	(void)close_fd(broker->signal_fd);
 	ledger_deinit(&broker->ledger);

@@ -90,6 +90,10 @@ struct Broker {
 	LoopTimer detached_timer;
 	LoopTimer closer_timer;
 	LoopTimer watchdog_timer;
+	LoopTimer status_timer;
+	uint64_t status_ns;		/* when the service manager was last told */
+	uint32_t status_regions;	/* and what */
+	uint32_t status_sessions;
 	LoopPoll signal_poll;
 	int signal_fd;
 	uint32_t suspended[CLOSER_THREADS_MAX];	/* uids one of whose closes hangs */
