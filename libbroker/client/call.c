@@ -266,6 +266,26 @@ int call_run(struct shmb_client *client, WireWriter *request, const int *fds, si
 	return r ? error_plain(r) : 0;
 }
 
+int call_fixed(struct shmb_client *client, uint16_t opcode, const void *request, size_t size, const char *tail, Call *call,
+	       WireReader *body, void *ret, size_t ret_size) {
+	WireWriter writer;
+	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, opcode);
+	int r;
+
+	*call = (Call){};
+	if (!buffer)
+		return error_plain(-ENOMEM);
+	wire_write(&writer, request, size);
+	if (tail)
+		wire_write(&writer, tail, strlen(tail));
+	r = call_run(client, &writer, NULL, 0, call);
+	if (r)
+		return r;
+	*body = call_body(call);
+	wire_read(body, ret, ret_size);
+	return body->bad ? error_plain(-EPROTO) : 0;
+}
+
 int client_notify(struct shmb_client *client, uint32_t slot, uint32_t scan, uint64_t generation) {
 	uint8_t buffer[sizeof(WireHeader) + sizeof(WireNotify)] __attribute__((aligned(8)));
 	WireNotify notify = { .slot = slot, .scan = scan, .generation = generation };

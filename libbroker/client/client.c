@@ -53,20 +53,13 @@ static int client_hello(struct shmb_client *client, uint32_t roles) {
 		.flags = client->flags & SHMB_ACCEPT_UNSEALED ? WIRE_HELLO_ACCEPT_UNSEALED : 0,
 	};
 	WireHelloReply reply;
-	WireWriter writer;
 	WireReader body;
 	const char *version;
 	Call call;
-	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, WIRE_OP_HELLO);
 	int r;
 
-	if (!buffer)
-		return error_plain(-ENOMEM);
-	wire_write(&writer, &request, sizeof(request));
-	r = call_run(client, &writer, NULL, 0, &call);
+	r = call_fixed(client, WIRE_OP_HELLO, &request, sizeof(request), NULL, &call, &body, &reply, sizeof(reply));
 	if (!r) {
-		body = call_body(&call);
-		wire_read(&body, &reply, sizeof(reply));
 		version = wire_read_bytes(&body, reply.version_length);
 		if (!wire_reader_end(&body) || reply.version != WIRE_VERSION || !reply.session) {
 			r = error_plain(-EPROTO);
@@ -143,19 +136,12 @@ static int client_attach(struct shmb_client *client) {
 	bool asymmetric = !(client->flags & SHMB_FORCE_RMW) && !barrier_register_global();
 	WireAttachRequest request = { .mode = asymmetric ? WIRE_ATTACH_ASYMMETRIC : WIRE_ATTACH_RMW };
 	WireAttachReply reply;
-	WireWriter writer;
 	WireReader body;
 	Call call;
-	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, WIRE_OP_ATTACH);
 	int r;
 
-	if (!buffer)
-		return error_plain(-ENOMEM);
-	wire_write(&writer, &request, sizeof(request));
-	r = call_run(client, &writer, NULL, 0, &call);
+	r = call_fixed(client, WIRE_OP_ATTACH, &request, sizeof(request), NULL, &call, &body, &reply, sizeof(reply));
 	if (!r) {
-		body = call_body(&call);
-		wire_read(&body, &reply, sizeof(reply));
 		if (!wire_reader_end(&body) || call.n_fds != 2 || reply.lanes < 2 || reply.lanes > LAYOUT_LANES_MAX ||
 		    reply.capacity > LAYOUT_CAPACITY_MAX || (reply.mode == WIRE_ATTACH_ASYMMETRIC && !asymmetric))
 			r = error_plain(-EPROTO);
@@ -276,24 +262,15 @@ int shmb_client_process(struct shmb_client *client) {
 int shmb_client_ping(struct shmb_client *client, uint64_t *ret_ns) {
 	WirePing ping = { .payload = client->session ^ client->last_serial }, reply;
 	struct timespec before, after;
-	WireWriter writer;
 	WireReader body;
 	Call call;
-	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, WIRE_OP_PING);
 	int r;
 
-	if (!buffer)
-		return error_plain(-ENOMEM);
-	wire_write(&writer, &ping, sizeof(ping));
 	clock_gettime(CLOCK_MONOTONIC, &before);
-	r = call_run(client, &writer, NULL, 0, &call);
+	r = call_fixed(client, WIRE_OP_PING, &ping, sizeof(ping), NULL, &call, &body, &reply, sizeof(reply));
 	clock_gettime(CLOCK_MONOTONIC, &after);
-	if (!r) {
-		body = call_body(&call);
-		wire_read(&body, &reply, sizeof(reply));
-		if (!wire_reader_end(&body) || reply.payload != ping.payload)
-			r = error_plain(-EPROTO);
-	}
+	if (!r && (!wire_reader_end(&body) || reply.payload != ping.payload))
+		r = error_plain(-EPROTO);
 	call_end(&call);
 	if (!r && ret_ns)
 		*ret_ns = (uint64_t)(after.tv_sec - before.tv_sec) * 1000000000 + (uint64_t)after.tv_nsec -

@@ -108,6 +108,12 @@ static inline bool client_is_foreign(const struct shmb_client *client) {
  * was accepted, or the refusal's code with its sentence as the last error, or -errno. The call must be ended.
  */
 int call_run(struct shmb_client *client, WireWriter *request, const int *fds, size_t n_fds, Call *ret);
+/*
+ * A request of one fixed struct, with a text behind it unless @tail is NULL, and a reply that begins with one: copies
+ * that to @ret and leaves @body behind it. Returns what call_run() does, or -EPROTO. The call must be ended.
+ */
+int call_fixed(struct shmb_client *client, uint16_t opcode, const void *request, size_t size, const char *tail, Call *call,
+	       WireReader *body, void *ret, size_t ret_size);
 /* a reader on the reply's body */
 WireReader call_body(const Call *call);
 /* frees the reply and closes fds that were not taken; may be called twice */

@@ -21,27 +21,6 @@ static const char *copy_text(char *buffer, size_t size, const char *text, size_t
 	return buffer;
 }
 
-/* asks for a page; on 0 @call has the reply and @body stands behind its head */
-static int page_ask(struct shmb_client *client, uint16_t opcode, const void *request, size_t size, const char *name,
-		    Call *call, WireReader *body, WirePageHead *ret_head) {
-	WireWriter writer;
-	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, opcode);
-	int r;
-
-	*call = (Call){};
-	if (!buffer)
-		return error_plain(-ENOMEM);
-	wire_write(&writer, request, size);
-	if (name)
-		wire_write(&writer, name, strlen(name));
-	r = call_run(client, &writer, NULL, 0, call);
-	if (r)
-		return r;
-	*body = call_body(call);
-	wire_read(body, ret_head, sizeof(*ret_head));
-	return 0;
-}
-
 struct shmb_status_iter {
 	struct shmb_client *client;
 	WireStatusRequest request;
@@ -143,8 +122,8 @@ int shmb_status_iter_next(struct shmb_status_iter *iter, const struct shmb_statu
 			*ret = NULL;
 			return 0;
 		}
-		r = page_ask(iter->client, WIRE_OP_STATUS, &iter->request, sizeof(iter->request), iter->name, &iter->call,
-			     &iter->body, &head);
+		r = call_fixed(iter->client, WIRE_OP_STATUS, &iter->request, sizeof(iter->request), iter->name, &iter->call,
+			       &iter->body, &head, sizeof(head));
 		if (r)
 			return r;
 		iter->left = head.count;
@@ -207,7 +186,7 @@ int shmb_client_each_client(struct shmb_client *client, int (*each)(void *userda
 	int r;
 
 	do {
-		r = page_ask(client, WIRE_OP_CLIENTS, &request, sizeof(request), NULL, &call, &body, &head);
+		r = call_fixed(client, WIRE_OP_CLIENTS, &request, sizeof(request), NULL, &call, &body, &head, sizeof(head));
 		for (uint32_t i = 0; !r && i < head.count; ++i)
 			r = client_read_entry(&body, each, userdata);
 		call_end(&call);
@@ -247,7 +226,7 @@ int shmb_client_each_stat(struct shmb_client *client, uint32_t with_accounts,
 	int r;
 
 	do {
-		r = page_ask(client, WIRE_OP_STATS, &request, sizeof(request), NULL, &call, &body, &head);
+		r = call_fixed(client, WIRE_OP_STATS, &request, sizeof(request), NULL, &call, &body, &head, sizeof(head));
 		for (uint32_t i = 0; !r && i < head.count; ++i)
 			r = stat_read_entry(&body, each, userdata);
 		call_end(&call);
@@ -259,22 +238,16 @@ int shmb_client_each_stat(struct shmb_client *client, uint32_t with_accounts,
 
 int shmb_client_each_info(struct shmb_client *client, int (*each)(void *userdata, const char *key, const char *value),
 			  void *userdata) {
-	WireWriter writer;
 	WireCountHead head;
 	WireInfoEntry entry;
 	WireReader body;
 	char key[64], value[512];
 	const char *key_text, *value_text;
 	Call call;
-	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, WIRE_OP_INFO);
 	int r;
 
-	if (!buffer)
-		return error_plain(-ENOMEM);
-	r = call_run(client, &writer, NULL, 0, &call);
+	r = call_fixed(client, WIRE_OP_INFO, NULL, 0, NULL, &call, &body, &head, sizeof(head));
 	if (!r) {
-		body = call_body(&call);
-		wire_read(&body, &head, sizeof(head));
 		for (uint32_t i = 0; !r && i < head.count; ++i) {
 			wire_read(&body, &entry, sizeof(entry));
 			key_text = wire_read_bytes(&body, entry.key_length);

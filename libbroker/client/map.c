@@ -173,19 +173,12 @@ static int ask(struct shmb_client *client, uint32_t slot, uint64_t generation, u
 		.have_object = have_object,
 		.flags = access & SHMB_COPY ? WIRE_MAP_WANT_FD : 0,
 	};
-	WireWriter writer;
 	WireReader body;
 	Call call;
-	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, WIRE_OP_MAP);
 	int r;
 
-	if (!buffer)
-		return error_plain(-ENOMEM);
-	wire_write(&writer, &request, sizeof(request));
-	r = call_run(client, &writer, NULL, 0, &call);
+	r = call_fixed(client, WIRE_OP_MAP, &request, sizeof(request), NULL, &call, &body, ret, sizeof(*ret));
 	if (!r) {
-		body = call_body(&call);
-		wire_read(&body, ret, sizeof(*ret));
 		if (!wire_read_bytes(&body, ret->handle_length) || !wire_reader_end(&body) || ret->generation != generation)
 			r = error_plain(-EPROTO);
 		else if (call.n_fds)
