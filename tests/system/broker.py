@@ -6,26 +6,52 @@ broker is told that this is intended. Broker.finish() is the check that every te
 region, accounts at zero, an orderly exit and nothing from the sanitizers.
 """
 
+import atexit
 import ctypes
 import os
 import pathlib
 import pickle
 import resource
+import shutil
 import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import time
 import traceback
 
 from protocol_client import ANY_UID, DEADLINE, Client, memory, reopen
+from sandbox import deny
 
-BUILD = pathlib.Path(os.environ.get("SHMBROKER_BUILDDIR", ".")).resolve()
 ROOT = os.geteuid() == 0
 BROKER, OWNER, CONSUMER, OTHER, KEEPER, ADMIN = 20001, 20002, 20003, 20004, 20008, 20009
 CONNECTION_FDS = 2
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def build_directory():
+    """The build directory, or, where other uids cannot reach it, a copy of its programs that they can."""
+    build = pathlib.Path(os.environ.get("SHMBROKER_BUILDDIR", ".")).resolve()
+    if not ROOT or all(place.stat().st_mode & 0o001 for place in (build, *build.parents)):
+        return build
+    copy = pathlib.Path(tempfile.mkdtemp(prefix="shmb"))
+    atexit.register(shutil.rmtree, copy, ignore_errors=True)
+    copy.chmod(0o755)
+    for name in (".libs", "shmbrokerd", "shmbrokerctl"):
+        if (build / name).is_dir():
+            shutil.copytree(build / name, copy / name, symlinks=True)
+        elif (build / name).exists():
+            shutil.copy(build / name, copy / name)
+    for path in (build / "tests/system").glob("*"):
+        if path.is_file() and os.access(path, os.X_OK):
+            (copy / "tests/system").mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy / "tests/system")
+    return copy
+
+
+BUILD = build_directory()
 
 
 def uid_of(uid):
@@ -218,7 +244,7 @@ class Peer:
 class Broker:
     """shmbrokerd under its own uid, with a socket that everybody reaches."""
 
-    def __init__(self, directory, loop, config="", nofile=None, access=True):
+    def __init__(self, directory, loop, config="", nofile=None, access=True, denied=()):
         self.loop, self.peers, self.finished = loop, [], False
         directory.chmod(0o755)
         if ROOT:
@@ -235,6 +261,8 @@ class Broker:
             if nofile:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
             become(BROKER)
+            if denied:
+                deny(*denied)
 
         program = [BUILD / "shmbrokerd", f"--loop={loop}", f"--socket={self.socket}", f"--config={directory / 'conf'}"]
         with open(self.log_path, "wb") as log:

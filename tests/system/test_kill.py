@@ -2,7 +2,7 @@
 """1,000 SIGKILLs of a peer that is owner and consumer, each at a system call of its own: nothing is left of any.
 
 The peer is stopped by ptrace at its n-th entry to or exit from the kernel, for every n; half of the kills hit it while
-it holds a lease through its lease page, which STATUS has named under its pid before.
+it holds a lease through its lease page, which `shmbrokerctl status --json` has named under its pid before.
 """
 
 import collections
@@ -14,6 +14,7 @@ import signal
 
 from broker import ADMIN, LIBC, OTHER, OWNER, become, until
 from protocol_client import READ, Client, memory, reopen
+from test_ctl import Ctl
 
 ROUNDS = 1000
 PTRACE_TRACEME, PTRACE_SYSCALL = 0, 24
@@ -97,7 +98,8 @@ class Trace:
         self.seen.close()
 
 
-def test_1000_kills_leave_nothing(broker):
+def test_1000_kills_leave_nothing(broker, capsys):
+    ctl = Ctl(broker)
     owner, admin = broker.peer(OWNER), broker.peer(ADMIN)
     given = owner.give("theirs")
     given = given["slot"], given["generation"]
@@ -120,13 +122,15 @@ def test_1000_kills_leave_nothing(broker):
                     break
             histogram[STEPS[trace.seen[0]]] += 1
             if trace.pid and trace.seen[1]:
-                (entry,) = admin.status(name="theirs", match="EXACT")
+                (entry,) = ctl.regions("theirs", uid=ADMIN)
                 assert trace.pid in [holder["pid"] for holder in entry["holders"]], entry
                 with_lease += 1
         finally:
             trace.kill()
+    with capsys.disabled():
+        print(f"\n{ROUNDS} kills on {broker.loop}, {with_lease} with a lease held:",
+              ", ".join(f"{histogram[step]} at {step}" for step in STEPS))
     for step in STEPS:
-        print(f"{histogram[step]:5} killed at: {step}")
         assert histogram[step], f"no kill at: {step}"
     assert with_lease >= ROUNDS // 2 - ROUNDS // 20
 
