@@ -285,6 +285,7 @@ static void broker_log_start(const Broker *broker, int loop_kind) {
 
 int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_kind) {
 	Broker *broker = calloc(1, sizeof(*broker));
+	const char *what = "the broker";
 	int r;
 
 	if (!broker) {
@@ -312,20 +313,25 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 
 	broker->reply = aligned_alloc(64, WIRE_MESSAGE_MAX);
 	r = broker->reply ? closer_new(&broker->closer) : -ENOMEM;
-	if (!r)
-		r = loop_new(&broker->loop, loop_kind >= 0 ? loop_kind : config->loop, broker->closer);
+	if (loop_kind < 0)
+		loop_kind = config->loop;
+	if (!r) {
+		r = loop_new(&broker->loop, loop_kind, broker->closer);
+		if (r && loop_kind == LOOP_IO_URING)
+			what = "io_uring, which was insisted on";
+	}
 	if (!r)
 		r = broker_init_memory(broker);
 	if (!r)
 		r = broker_init_signals(broker);
 	if (r) {
-		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "the broker cannot start: %s", strerror(-r));
+		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "%s cannot start: %s", what, strerror(-r));
 		broker_free(broker);
 		return r;
 	}
 	loop_set_turn(broker->loop, on_turn, broker);
 	broker->start_ns = loop_now(broker->loop);
-	broker_log_start(broker, loop_kind >= 0 ? loop_kind : config->loop);
+	broker_log_start(broker, loop_kind);
 	broker_init_barrier(broker);
 	r = broker_listen(broker);
 	if (r) {
