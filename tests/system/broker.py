@@ -276,7 +276,7 @@ class Broker:
         first = self.peer(ADMIN)
         self.info = first.info()
         until(lambda: (lambda stats: stats["sessions"] == 1 and not stats["fds_closing"])(first.stats()), "only one session")
-        self.fds_at_start = self.fds() - CONNECTION_FDS if ROOT else 0
+        self.fds_at_start = self.fds() - 1 - sum("pidfd" in name for name in self.fd_names()) if ROOT else 0
         first.kill()
         until(lambda: self.fds() == self.fds_at_start, lambda: f"{self.fds()} fds, {self.fds_at_start} at the start")
 
