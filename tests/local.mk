@@ -20,7 +20,9 @@ system_files = \
 	tests/system/broker.py \
 	tests/system/conftest.py \
 	tests/system/fuse.py \
+	tests/system/programs.py \
 	tests/system/protocol_client.py \
+	tests/system/test_client.py \
 	tests/system/test_ctl.py \
 	tests/system/test_examples.py \
 	tests/system/test_fuse.py \
@@ -94,10 +96,20 @@ AM_CPPFLAGS += $(CMOCKA_CFLAGS)
 LDADD = libdaemon.la $(CMOCKA_LIBS)
 
 # the demonstration: uses what an installed library offers, nothing else
-check_PROGRAMS += tests/demo/owner tests/demo/consumer
 tests_demo_owner_SOURCES = tests/demo/owner.c tests/demo/frame.h
 tests_demo_owner_LDADD = libshmbroker.la
 tests_demo_owner_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_demo_consumer_SOURCES = tests/demo/consumer.c tests/demo/frame.h
 tests_demo_consumer_LDADD = libshmbroker.la
 tests_demo_consumer_LDFLAGS = $(AM_LDFLAGS) -no-install
+
+# peers that the system tests start; the library is in them, so that they run wherever they are copied to
+tests_system_client_threads_LDADD = libclient.la
+
+test_programs = \
+	tests/demo/consumer \
+	tests/demo/owner \
+	tests/system/client-threads
+check_PROGRAMS += $(test_programs)
+test-programs: $(test_programs)
+.PHONY: test-programs
