@@ -45,11 +45,15 @@ def test_20000_regions(broker):
         stats = client.stats()
         assert (stats["regions"], stats["objects"], stats["held_leases"]) == (len(names), OBJECTS, len(names))
 
-        # a page is bounded, in bytes and in slots
+        # a page is bounded, in bytes and in slots, and others are answered between any two
         listed, cursor, pages = set(), 0, 0
+        other = Client(path)
+        other.hello()
         while True:
             request = STRUCTS["StatusRequest"].pack(cursor=cursor, uid=LIMIT["ANY_UID"])
-            header, body, _ = client.call("STATUS", request)
+            asked = client.send("STATUS", request)
+            other.ping(pages)
+            header, body, _ = client.wait(asked)
             head = STRUCTS["PageHead"].unpack(body)
             assert header["length"] <= LIMIT["MESSAGE_MAX"]
             at = STRUCTS["PageHead"].size
@@ -62,6 +66,7 @@ def test_20000_regions(broker):
             if not cursor:
                 break
         assert listed == set(names) and pages > 20
+        other.close()
 
         for first in range(0, len(held), LIMIT["BATCH_MAX"]):
             items = [STRUCTS["ReleaseEntry"].pack(lease=lease) for lease in held[first : first + LIMIT["BATCH_MAX"]]]
