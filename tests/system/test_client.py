@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The library's leases without a system call, from C: threads, forks, retirement under a lease, a broker that has gone."""
 
+import os
 import select
 import subprocess
 
 import pytest
-from broker import ADMIN, CONSUMER, DEADLINE, OWNER, become, until
+from broker import ADMIN, BUILD, CONSUMER, DEADLINE, OWNER, become, until
 from programs import program
 from protocol_client import NUMBERS, READ, STATE
 
@@ -22,7 +23,8 @@ class Consumer:
             before()
 
         arguments = [program("client-threads"), broker.socket, case] + ([mode] if mode == "rmw" else [])
-        self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=prepare)
+        self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=prepare,
+                                        env={**os.environ, "LD_LIBRARY_PATH": str(BUILD / ".libs")})
         self.pid = self.process.pid
 
     def __enter__(self):
