@@ -22,13 +22,17 @@ system_files = \
 	tests/system/fuse.py \
 	tests/system/programs.py \
 	tests/system/protocol_client.py \
+	tests/system/sandbox.py \
 	tests/system/test_client.py \
 	tests/system/test_ctl.py \
 	tests/system/test_examples.py \
+	tests/system/test_fallbacks.py \
 	tests/system/test_fuse.py \
 	tests/system/test_hostile.py \
 	tests/system/test_kill.py \
+	tests/system/test_memory.py \
 	tests/system/test_regions.py \
+	tests/system/test_rights.py \
 	tests/system/test_scale.py \
 	tests/system/test_systemd.py
 EXTRA_DIST += $(system_files)
@@ -104,11 +108,13 @@ tests_demo_consumer_LDADD = libshmbroker.la
 tests_demo_consumer_LDFLAGS = $(AM_LDFLAGS) -no-install
 
 # peers that the system tests start; the library is in them, so that they run wherever they are copied to
+tests_system_client_memory_LDADD = libclient.la
 tests_system_client_threads_LDADD = libclient.la
 
 test_programs = \
 	tests/demo/consumer \
 	tests/demo/owner \
+	tests/system/client-memory \
 	tests/system/client-threads
 check_PROGRAMS += $(test_programs)
 test-programs: $(test_programs)
