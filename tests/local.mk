@@ -67,6 +67,7 @@ if WITH_CMOCKA
 unit_tests = \
 	tests/unit/test-account \
 	tests/unit/test-barrier \
+	tests/unit/test-client \
 	tests/unit/test-closer \
 	tests/unit/test-codec \
 	tests/unit/test-config \
@@ -106,6 +107,8 @@ tests_demo_owner_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_demo_consumer_SOURCES = tests/demo/consumer.c tests/demo/frame.h
 tests_demo_consumer_LDADD = libshmbroker.la
 tests_demo_consumer_LDFLAGS = $(AM_LDFLAGS) -no-install
+
+tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 
 # peers that the system tests start; the library is in them, so that they run wherever they are copied to
 tests_system_client_memory_LDADD = libclient.la
