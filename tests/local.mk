@@ -113,12 +113,14 @@ tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 # peers that the system tests start; the library is in them, so that they run wherever they are copied to
 tests_system_client_memory_LDADD = libclient.la
 tests_system_client_threads_LDADD = libclient.la
+tests_system_peer_LDADD = libclient.la
 
 test_programs = \
 	tests/demo/consumer \
 	tests/demo/owner \
 	tests/system/client-memory \
-	tests/system/client-threads
+	tests/system/client-threads \
+	tests/system/peer
 check_PROGRAMS += $(test_programs)
 test-programs: $(test_programs)
 .PHONY: test-programs
