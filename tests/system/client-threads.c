@@ -20,6 +20,7 @@
 
 #define THREADS 40		/* more than a page has lanes */
 #define ROUNDS 1000
+#define CONTENDED_ROUNDS 400000	/* until threads really meet in the lane that they share */
 #define LOOPERS 2
 
 #define check(is_true) check_that(is_true, #is_true, __LINE__)
@@ -132,7 +133,7 @@ static void *count_and_hold(void *data) {
 	struct shmb_lease lease;
 
 	pthread_barrier_wait(&all_ready);
-	for (int i = 0; i < ROUNDS; ++i) {
+	for (int i = 0; i < CONTENDED_ROUNDS; ++i) {
 		lease = get(holder->client);
 		check_result(shmb_lease_release(&lease), 0);
 	}
