@@ -146,10 +146,11 @@ static int take_fd(int fd, bool *taken) {
 
 /* the owner's own read-only fd if it sent one, else whatever the kernel lets us open */
 static int take_read_only_fd(ObjectFds *fds) {
-	if (fds->read_only_fd >= 0)
-		return take_fd(fds->read_only_fd, &fds->read_only_fd_taken);
+	/* the fd is that itself; the other one, which may be the same, is not charged for */
 	if (fds->mode == O_RDONLY)
 		return -EBADF;
+	if (fds->read_only_fd >= 0)
+		return take_fd(fds->read_only_fd, &fds->read_only_fd_taken);
 	return fd_reopen(fds->fd, O_RDONLY);
 }
 

@@ -23,6 +23,7 @@ system_files = \
 	tests/system/programs.py \
 	tests/system/protocol_client.py \
 	tests/system/sandbox.py \
+	tests/system/test_attacks.py \
 	tests/system/test_client.py \
 	tests/system/test_ctl.py \
 	tests/system/test_examples.py \

@@ -21,7 +21,7 @@ import tempfile
 import time
 import traceback
 
-from protocol_client import ANY_UID, DEADLINE, Client, memory, reopen
+from protocol_client import ANY_UID, DEADLINE, READ, Client, memory, register_entry, reopen
 from sandbox import deny
 
 ROOT = os.geteuid() == 0
@@ -142,6 +142,18 @@ class PeerClient(Client):
     def again(self, name, of, **fields):
         """Registers the memory that was given under another name."""
         return self.register(name, self.memories[of], **fields)
+
+    def give_read_only(self, name, size=8192, same=False):
+        """Registers memory by a read-only fd, and sends that, or another one, as its read-only fd too."""
+        self.memories[name] = memory(size)
+        fds = [reopen(self.memories[name]) for _ in range(1 if same else 2)]
+        try:
+            item = register_entry(name, size, access=READ, read_only_fd=len(fds) - 1)
+            (result,) = self.register_many([item], fds)
+            return result
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def peek(self, name, size=8, offset=0):
         """Bytes of memory of this peer's own."""

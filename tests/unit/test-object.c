@@ -205,6 +205,26 @@ static void windows_share_an_object_and_principals_do_not(void **state) {
 	shop_close(&shop);
 }
 
+static void memory_given_read_only_keeps_one_fd(void **state) {
+	_cleanup_(closep) int fd = memfd(0, SEALS);
+	int read_only = fd_reopen(fd, O_RDONLY);
+	Object *object;
+	ObjectFds fds;
+	Shop shop;
+
+	(void)state;
+	shop_open(&shop);
+	assert_int_equal(check(read_only, read_only, &fds), 0);
+	assert_int_equal(get(&shop, 1, &fds, NULL, 0, &object), 0);
+	assert_int_equal(object->fd, read_only);
+	assert_true(object->read_only_fd < 0);
+	assert_true(fds.fd_taken);
+	assert_false(fds.read_only_fd_taken);
+	assert_int_equal(shop.accounts.used[ACCOUNT_FDS], 1);
+	object_unref(object);
+	shop_close(&shop);
+}
+
 static void a_quota_refuses_and_takes_no_fd(void **state) {
 	_cleanup_(closep) int fd = memfd(0, SEALS);
 	Object *object;
@@ -284,6 +304,7 @@ int main(void) {
 		cmocka_unit_test(hugetlb_needs_a_write_seal),
 		cmocka_unit_test(sparse_memory_is_marked_or_refused),
 		cmocka_unit_test(windows_share_an_object_and_principals_do_not),
+		cmocka_unit_test(memory_given_read_only_keeps_one_fd),
 		cmocka_unit_test(a_quota_refuses_and_takes_no_fd),
 		cmocka_unit_test(discard_spares_what_other_windows_cover),
 		cmocka_unit_test(discard_says_why_it_could_not),
