@@ -17,8 +17,10 @@
 #define SLOTS_PER_PAGE 4096
 #define SESSIONS_PER_PAGE 1024
 
-static bool status_matches(const Region *region, const WireStatusRequest *asked, const char *name) {
-	if (asked->uid != WIRE_ANY_UID && region->owner_uid != asked->uid)
+static bool status_matches(const Session *session, const Region *region, const WireStatusRequest *asked,
+			   const char *name) {
+	/* asking for each uid in turn must not tell what the entries hide */
+	if (asked->uid != WIRE_ANY_UID && (region->owner_uid != asked->uid || !session_sees(session, asked->uid)))
 		return false;
 	if (asked->states && !(asked->states & UINT32_C(1) << region->state))
 		return false;
@@ -147,7 +149,7 @@ int dispatch_status(Request *request) {
 	for (slot = asked.cursor, seen = 0; slot < registry->n_used && seen < SLOTS_PER_PAGE; ++slot, ++seen) {
 		Region *region = registry->regions[slot];
 
-		if (!region || !status_matches(region, &asked, name))
+		if (!region || !status_matches(request->session, region, &asked, name))
 			continue;
 		if (asked.max && head->count >= asked.max)
 			break;
