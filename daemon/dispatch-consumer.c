@@ -15,6 +15,8 @@
 #include "wire/name.h"
 #include "wire/range.h"
 
+#define WHY_UNREAD "no fds: too many of earlier replies are unread, or the broker's budget is used up"
+
 /* what a session may have of a region, or why not */
 static int check_use(const Session *session, const Region *region, uint32_t access, const char **ret_why) {
 	if (!(session->roles & WIRE_ROLE_CONSUMER)) {
@@ -123,18 +125,23 @@ int dispatch_lookup(Request *request) {
 	Broker *broker = request->session->broker;
 	WireLookup entries[WIRE_BATCH_MAX];
 	WireCountHead head = {};
-	int fds[WIRE_BATCH_MAX];
-	uint32_t n_fds = 0;
+	int fds[WIRE_BATCH_MAX], r;
+	uint32_t n_asked = 0, n_fds = 0;
 
 	if (wire_read_lookup(&request->body, entries, &head.count))
 		return DISPATCH_MALFORMED;
+	for (uint32_t i = 0; i < head.count; ++i)
+		n_asked += !!(entries[i].entry.flags & WIRE_LOOKUP_WANT_FD);
+	r = session_charge_unread(request->session, n_asked);
+	if (r)
+		return r < 0 ? r : request_refuse(request, (uint32_t)r, WHY_UNREAD);
 	request_reply(request);
 	wire_write(&request->reply, &head, sizeof(head));
 	for (uint32_t i = 0; i < head.count; ++i) {
 		WireLookupResult result = { .fd_index = WIRE_NO_FD };
 		const char *why = "";
-		int r = lookup_one(request, &entries[i], &result, fds, &n_fds, &why);
 
+		r = lookup_one(request, &entries[i], &result, fds, &n_fds, &why);
 		if (r < 0) {
 			r = SHMB_E_AGAIN;
 			why = "the broker is out of memory";
@@ -243,6 +250,7 @@ int dispatch_map(Request *request) {
 	WireMapReply reply;
 	Region *region;
 	Map *map;
+	bool want_fd;
 	int fd, r;
 
 	if (wire_read_fixed(&request->body, &asked, sizeof(asked)) || asked.reserved || asked.flags & ~(uint32_t)WIRE_MAP_WANT_FD)
@@ -253,6 +261,10 @@ int dispatch_map(Request *request) {
 	r = map_refuse_state(request, region) ?: check_use(session, region, asked.access, &request->why);
 	if (r)
 		return r;
+	want_fd = asked.have_object != region->object->id || asked.flags & WIRE_MAP_WANT_FD;
+	r = session_charge_unread(session, want_fd);
+	if (r)
+		return r < 0 ? r : request_refuse(request, (uint32_t)r, WHY_UNREAD);
 	r = map_new(session, region, (uint8_t)asked.access, &map);
 	if (r > 0)
 		return request_refuse(request, SHMB_E_QUOTA, "this user's quota of maps is used up");
@@ -273,7 +285,7 @@ int dispatch_map(Request *request) {
 	fd = object_fd(region->object, asked.access);
 	request_reply(request);
 	wire_write(&request->reply, &reply, sizeof(reply));
-	request_send(request, &fd, asked.have_object != region->object->id || asked.flags & WIRE_MAP_WANT_FD);
+	request_send(request, &fd, want_fd);
 	return 0;
 }
 

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 
@@ -94,6 +96,22 @@ void session_error(Session *session, uint16_t opcode, uint64_t serial, uint32_t 
 	uint8_t buffer[WIRE_ERROR_REPLY_MAX] __attribute__((aligned(8)));
 
 	session_send(session, buffer, wire_write_error(buffer, opcode, serial, code, text), NULL, 0);
+}
+
+int session_charge_unread(Session *session, uint32_t n_fds) {
+	int unread, r;
+
+	if (!n_fds)
+		return 0;
+	if (!session->conn.out_messages && !ioctl(session->conn.fd, SIOCOUTQ, &unread) && !unread) {
+		account_refund(&session->charge_unread);
+		/* who reads is served also when all fds are in use */
+		if (n_fds == 1)
+			return 0;
+	}
+	r = session->charge_unread.account ? account_charge_more(&session->charge_unread, n_fds) :
+	    account_charge(&session->charge_unread, session->account, ACCOUNT_FDS, n_fds);
+	return r > 0 ? SHMB_E_NO_FDS : r;
 }
 
 static void session_set_may_pass_fds(Session *session, bool may) {
@@ -237,6 +255,7 @@ static Session *session_free(Session *session) {
 	broker->n_sessions--;
 	account_refund(&session->charge_session);
 	account_refund(&session->charge_fds);
+	account_refund(&session->charge_unread);
 	account_put(session->account);
 	identity_unref(session->identity);
 	peer_deinit(&session->peer);

@@ -51,6 +51,7 @@ struct Session {
 	Account *account;
 	AccountCharge charge_session;
 	AccountCharge charge_fds;
+	AccountCharge charge_unread;	/* fds in replies that the peer may not have read */
 	ListLink link;			/* in Broker.sessions, oldest first */
 	TableLink id_link;		/* in Broker.session_table */
 	uint64_t id;
@@ -102,6 +103,11 @@ void session_reload(Session *session);
 
 /* Queues a message with fds (borrowed). Disconnects a peer that does not read. */
 void session_send(Session *session, const void *message, size_t size, int *fds, size_t n_fds);
+/*
+ * Fds in replies that a peer leaves unread are in the broker's table, or count as in flight from its user: the peer
+ * pays for @n_fds more, before they are sent, until it has read all. Returns 0, SHMB_E_NO_FDS or -errno.
+ */
+int session_charge_unread(Session *session, uint32_t n_fds);
 /* Sends an error reply; @text NULL for the code's own sentence. */
 void session_error(Session *session, uint16_t opcode, uint64_t serial, uint32_t code, const char *text);
 /* is this peer an admin, or the same uid (and no overflow uid) ? */
