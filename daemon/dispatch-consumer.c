@@ -213,8 +213,10 @@ int dispatch_attach(Request *request) {
 	lanes = attach.lanes ?: broker->config->lanes;
 	mode = attach.mode == WIRE_ATTACH_ASYMMETRIC && broker->barrier ? WIRE_ATTACH_ASYMMETRIC : WIRE_ATTACH_RMW;
 	r = page_init(&session->page, session, broker->registry.shape.capacity, lanes, mode, &fds[1]);
-	if (r)
+	if (r) {
+		account_refund(&session->page.charge);
 		return r;
+	}
 	session->attached = true;
 	ledger_put_session(&broker->ledger, session);
 
