@@ -157,6 +157,7 @@ static int take_read_only_fd(ObjectFds *fds) {
 int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account *account, const WireAclEntry *acl,
 		uint32_t n_acl, Object **ret) {
 	Object *object = objects_find(objects, key);
+	struct stat st;
 	int r;
 
 	if (object) {
@@ -164,6 +165,9 @@ int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account 
 			return OBJECT_E_ACCESS_DIFFERS;
 		/* the owner has let the memory grow since */
 		if (object->size < fds->size) {
+			/* or the inode number, of 32 bits, has come round: then this is other memory */
+			if (fstat(object->fd, &st) < 0 || (uint64_t)st.st_size < fds->size)
+				return OBJECT_E_OTHER;
 			r = account_charge_more(&object->charge_bytes, fds->size - object->size);
 			if (r)
 				return OBJECT_E_QUOTA;

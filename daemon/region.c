@@ -137,6 +137,8 @@ static int take_object(Session *session, const WireRegister *request, RegisterFd
 		return refuse(why, SHMB_E_NO_FDS, "no fds: the broker's file descriptor budget is used up");
 	case OBJECT_E_ACCESS_DIFFERS:
 		return refuse(why, SHMB_E_ACCESS_DIFFERS, "access differs from another window of the same memory");
+	case OBJECT_E_OTHER:
+		return refuse(why, SHMB_E_AGAIN, "the memory has the inode number of other memory of yours: retire that first");
 	default:
 		return r;
 	}
