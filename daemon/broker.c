@@ -21,7 +21,7 @@
 #include "wire/fd.h"
 
 #define CLOSER_CHECK_NS UINT64_C(100000000)
-#define STATUS_NS UINT64_C(1000000000)	/* the service manager is told no more often than that */
+#define STATUS_NS UINT64_C(1000000000) /* the service manager is told no more often than that */
 
 bool broker_is_suspended(const Broker *broker, uint32_t uid) {
 	for (size_t i = 0; i < broker->n_suspended; ++i)
@@ -35,10 +35,12 @@ static void on_stuck(void *userdata, uint32_t uid, int fd, uint64_t ms) {
 
 	if (!broker_is_suspended(broker, uid) && broker->n_suspended < CLOSER_THREADS_MAX)
 		broker->suspended[broker->n_suspended++] = uid;
-	log_write(LOG_CLOSE_STUCK, LOG_NO_UID, NULL,
-		  "close of fd %d from uid %u hangs for %" PRIu64 " ms; that user may register nothing meanwhile. If it is FUSE, "
-		  "find the mount's device number in /proc/%d/mountinfo and write 1 to /sys/fs/fuse/connections/MINOR/abort",
-		  fd, uid, ms, (int)getpid());
+	log_write(
+		LOG_CLOSE_STUCK, LOG_NO_UID, NULL,
+		"close of fd %d from uid %u hangs for %" PRIu64
+		" ms; that user may register nothing meanwhile. If it is FUSE, "
+		"find the mount's device number in /proc/%d/mountinfo and write 1 to /sys/fs/fuse/connections/MINOR/abort",
+		fd, uid, ms, (int)getpid());
 }
 
 static void on_closer_time(LoopTimer *timer) {
@@ -126,7 +128,7 @@ void broker_reload(Broker *broker) {
 	config_free(broker->config);
 	broker->config = config;
 	accounts_configure(&broker->accounts, config);
-	list_for_each(link, &broker->sessions)
+	list_for_each (link, &broker->sessions)
 		session_reload(container_of(link, Session, link));
 	log_write(LOG_RELOAD, LOG_NO_UID, NULL, "the configuration was read again");
 	notify_ready(NULL);
@@ -188,7 +190,8 @@ static void broker_init_fd_budget(Broker *broker) {
 	broker->fd_budget = limit.rlim_cur > used ? limit.rlim_cur - used : 0;
 	accounts_set_total(&broker->accounts, ACCOUNT_FDS, broker->fd_budget);
 	log_write(LOG_FD_BUDGET, LOG_NO_UID, NULL,
-		  "%" PRIu64 " fds for clients: a connection takes 2, a lease page 1, a piece of memory up to 2", broker->fd_budget);
+		  "%" PRIu64 " fds for clients: a connection takes 2, a lease page 1, a piece of memory up to 2",
+		  broker->fd_budget);
 }
 
 static void broker_init_barrier(Broker *broker) {
@@ -196,10 +199,12 @@ static void broker_init_barrier(Broker *broker) {
 
 	broker->barrier = commands > 0 && commands & BARRIER_GLOBAL_EXPEDITED && !barrier_global();
 	snprintf(broker->barrier_reason, sizeof(broker->barrier_reason), "%s",
-		 broker->barrier ? "lease pages may be asymmetric" :
-		 commands < 0 ? strerror(-commands) : "no GLOBAL_EXPEDITED");
+		 broker->barrier ? "lease pages may be asymmetric"
+		 : commands < 0	 ? strerror(-commands)
+				 : "no GLOBAL_EXPEDITED");
 	if (!broker->barrier)
-		log_write(LOG_MEMBARRIER, LOG_NO_UID, NULL, "membarrier is not available (%s): leases are counted by locked instructions",
+		log_write(LOG_MEMBARRIER, LOG_NO_UID, NULL,
+			  "membarrier is not available (%s): leases are counted by locked instructions",
 			  broker->barrier_reason);
 }
 
@@ -266,7 +271,8 @@ static int broker_init_memory(Broker *broker) {
 		r = ledger_init(&broker->ledger, broker->config->sessions, broker->config->capacity,
 				broker->registry.shape.epoch);
 	/* ids of one boot are not those of another */
-	broker->last_session = broker->last_lease = broker->objects.last_id = layout_generation(broker->registry.shape.epoch, 0);
+	broker->last_session = broker->last_lease = broker->objects.last_id =
+		layout_generation(broker->registry.shape.epoch, 0);
 	broker->objects.closer = broker->closer;
 	return r;
 }
@@ -279,8 +285,8 @@ static void broker_log_start(const Broker *broker, int loop_kind) {
 	log_write(LOG_START, LOG_NO_UID, fields, "shmbrokerd %s, loop %s (%s)", PACKAGE_VERSION,
 		  loop_name(broker->loop), loop_reason(broker->loop));
 	if (loop_kind == LOOP_AUTO && !strcmp(loop_name(broker->loop), "epoll"))
-		log_write(LOG_LOOP_FALLBACK, LOG_NO_UID, fields, "io_uring is not available here, epoll runs instead: %s",
-			  loop_reason(broker->loop));
+		log_write(LOG_LOOP_FALLBACK, LOG_NO_UID, fields,
+			  "io_uring is not available here, epoll runs instead: %s", loop_reason(broker->loop));
 }
 
 int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_kind) {
@@ -347,7 +353,8 @@ int broker_run(Broker *broker) {
 	int r;
 
 	if (notify_watchdog_interval_ns())
-		loop_timer_set(broker->loop, &broker->watchdog_timer, loop_now(broker->loop) + notify_watchdog_interval_ns());
+		loop_timer_set(broker->loop, &broker->watchdog_timer,
+			       loop_now(broker->loop) + notify_watchdog_interval_ns());
 	notify_ready(NULL);
 	broker_status(broker);
 	log_write(LOG_READY, LOG_NO_UID, NULL, "ready");

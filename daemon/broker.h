@@ -20,6 +20,7 @@ typedef struct BrokerListener BrokerListener;
 typedef struct Session Session;
 typedef struct Stats Stats;
 
+/* clang-format off */
 /* STAT(name, "help"): counters that only grow; gauges are computed in stats.c */
 #define BROKER_COUNTERS(STAT)                                                                                  \
 	STAT(connections, "connections accepted")                                                              \
@@ -49,6 +50,7 @@ typedef struct Stats Stats;
 	STAT(events, "events sent")                                                                            \
 	STAT(events_dropped, "events collapsed into OVERFLOW")                                                 \
 	STAT(quota_refusals, "requests over a quota or a fair share")
+/* clang-format on */
 
 struct Stats {
 #define STAT(_name, _help) uint64_t _name;
@@ -73,16 +75,16 @@ struct Broker {
 	Stats stats;
 	uint64_t start_ns;
 	uint64_t fd_budget;
-	bool barrier;			/* membarrier works: lease pages may be asymmetric */
+	bool barrier; /* membarrier works: lease pages may be asymmetric */
 	char barrier_reason[64];
 	uint64_t last_session;
 	uint64_t last_lease;
 	uint32_t last_owner_number;
 	List sessions;
-	List dying;			/* Session.link of what ends with this turn */
-	List kept;			/* Region.owner_link of KEEP regions */
-	List scan;			/* Region.scan_link */
-	List lost;			/* Session.lost_link */
+	List dying; /* Session.link of what ends with this turn */
+	List kept;  /* Region.owner_link of KEEP regions */
+	List scan;  /* Region.scan_link */
+	List lost;  /* Session.lost_link */
 	Table session_table;
 	uint32_t n_sessions;
 	uint32_t n_subscribers;
@@ -91,18 +93,18 @@ struct Broker {
 	LoopTimer closer_timer;
 	LoopTimer watchdog_timer;
 	LoopTimer status_timer;
-	uint64_t status_ns;		/* when the service manager was last told */
-	uint32_t status_regions;	/* and what */
+	uint64_t status_ns;	 /* when the service manager was last told */
+	uint32_t status_regions; /* and what */
 	uint32_t status_sessions;
 	LoopPoll signal_poll;
 	int signal_fd;
-	uint32_t suspended[CLOSER_THREADS_MAX];	/* uids one of whose closes hangs */
+	uint32_t suspended[CLOSER_THREADS_MAX]; /* uids one of whose closes hangs */
 	size_t n_suspended;
 	BrokerListener *listeners;
 	size_t n_listeners;
 	int *listen_fds;
-	char **bound_paths;		/* sockets of our own, unlinked at the end; NULL when they were handed over */
-	uint8_t *reply;			/* WIRE_MESSAGE_MAX bytes that requests build their replies in */
+	char **bound_paths; /* sockets of our own, unlinked at the end; NULL when they were handed over */
+	uint8_t *reply;	    /* WIRE_MESSAGE_MAX bytes that requests build their replies in */
 };
 
 /*

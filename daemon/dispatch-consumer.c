@@ -255,7 +255,8 @@ int dispatch_map(Request *request) {
 	bool want_fd;
 	int fd, r;
 
-	if (wire_read_fixed(&request->body, &asked, sizeof(asked)) || asked.reserved || asked.flags & ~(uint32_t)WIRE_MAP_WANT_FD)
+	if (wire_read_fixed(&request->body, &asked, sizeof(asked)) || asked.reserved ||
+	    asked.flags & ~(uint32_t)WIRE_MAP_WANT_FD)
 		return DISPATCH_MALFORMED;
 	region = registry_at(&session->broker->registry, asked.slot, asked.generation);
 	if (!asked.access)

@@ -80,7 +80,7 @@ static int check_right(const Session *session, const Region *region) {
 typedef struct Retirement {
 	Request *request;
 	WireUnregisterRequest asked;
-	Wait *wait;			/* holds the results even if nobody waits */
+	Wait *wait; /* holds the results even if nobody waits */
 } Retirement;
 
 static int retire_by_name(Retirement *retirement, const WireName *name, uint32_t index) {

@@ -68,14 +68,14 @@ static void holders_add(Holders *holders, const Session *session, uint32_t lease
 
 static void holders_collect(Holders *holders, const Region *region) {
 	holders->n = holders->total = holders->leases = 0;
-	list_for_each(link, &region->maps) {
+	list_for_each (link, &region->maps) {
 		Map *map = container_of(link, Map, region_link);
 		uint32_t leases = map_count(map);
 
 		if (leases)
 			holders_add(holders, map->session, leases, WIRE_HOLDER_PAGE);
 	}
-	list_for_each(link, &region->leases)
+	list_for_each (link, &region->leases)
 		holders_add(holders, container_of(link, Lease, region_link)->session, 1, WIRE_HOLDER_MESSAGE);
 }
 
@@ -184,7 +184,7 @@ static bool client_write(Request *request, const Session *client) {
 	entry.length = (uint32_t)(sizeof(entry) + wire_padded(entry.container_length));
 	if (entry.length > wire_writer_room(&request->reply))
 		return false;
-	list_for_each(link, &client->maps)
+	list_for_each (link, &client->maps)
 		leases += map_count(container_of(link, Map, session_link));
 	entry.leases = leases;
 	memcpy(entry.comm.bytes, client->identity->comm, sizeof(entry.comm.bytes));
@@ -203,13 +203,15 @@ int dispatch_clients(Request *request) {
 		return DISPATCH_MALFORMED;
 	page_begin(request, &head);
 	/* ids only grow, and the list is in their order */
-	list_for_each(link, &session->broker->sessions) {
+	list_for_each (link, &session->broker->sessions) {
 		Session *client = container_of(link, Session, link);
 
-		if (client->id <= asked.cursor || client->state == SESSION_NEW || !session_sees(session, client->peer.uid) ||
+		if (client->id <= asked.cursor || client->state == SESSION_NEW ||
+		    !session_sees(session, client->peer.uid) ||
 		    (asked.uid != WIRE_ANY_UID && client->peer.uid != asked.uid))
 			continue;
-		if (seen++ == SESSIONS_PER_PAGE || (asked.max && head->count >= asked.max) || !client_write(request, client)) {
+		if (seen++ == SESSIONS_PER_PAGE || (asked.max && head->count >= asked.max) ||
+		    !client_write(request, client)) {
 			head->next = asked.cursor;
 			break;
 		}

@@ -70,8 +70,9 @@ static int dispatch_hello(Request *request) {
 	if (r)
 		return r;
 	if (session->peer.uid == geteuid() && !broker->config->shared_uid)
-		session_log(session, LOG_OWN_UID_CLIENT,
-			    "it has the broker's own uid: such a client can starve the broker (shared_uid = yes accepts it)");
+		session_log(
+			session, LOG_OWN_UID_CLIENT,
+			"it has the broker's own uid: such a client can starve the broker (shared_uid = yes accepts it)");
 
 	session->roles = hello.roles ?: session->allowed_roles;
 	session->accept_unsealed = hello.flags & WIRE_HELLO_ACCEPT_UNSEALED;
@@ -182,8 +183,8 @@ void dispatch(Session *session, LoopMessage *message) {
 	broker->stats.fds_received += message->n_fds;
 	if (message->truncated || wire_header_read(message->data, message->size, &request.header)) {
 		dispatch_malformed(session, &(WireHeader){ .opcode = WIRE_OP_HELLO },
-				   message->truncated ? "a message of more than 65536 bytes" :
-				   "the header's length is not that of the message");
+				   message->truncated ? "a message of more than 65536 bytes"
+						      : "the header's length is not that of the message");
 		return;
 	}
 	if (wire_header_check_request(&request.header, &why)) {
@@ -196,8 +197,9 @@ void dispatch(Session *session, LoopMessage *message) {
 		return;
 	}
 	if (message->n_fds > WIRE_FDS_MAX || (message->n_fds && request.header.opcode != WIRE_OP_REGISTER)) {
-		dispatch_malformed(session, &request.header, message->n_fds > WIRE_FDS_MAX ? "more than 64 fds" :
-				   "fds with a message that takes none");
+		dispatch_malformed(session, &request.header,
+				   message->n_fds > WIRE_FDS_MAX ? "more than 64 fds"
+								 : "fds with a message that takes none");
 		return;
 	}
 	if (message->fds_lost) {

@@ -21,10 +21,10 @@ struct Request {
 	Session *session;
 	WireHeader header;
 	WireReader body;
-	WireWriter reply;		/* begun by request_reply() in the broker's buffer */
-	int *fds;			/* fds that stay here are closed by the loop */
+	WireWriter reply; /* begun by request_reply() in the broker's buffer */
+	int *fds;	  /* fds that stay here are closed by the loop */
 	size_t n_fds;
-	const char *why;		/* with a returned code: the sentence, NULL for the code's own */
+	const char *why; /* with a returned code: the sentence, NULL for the code's own */
 	char text[WIRE_TEXT_MAX];
 };
 

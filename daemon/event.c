@@ -41,7 +41,7 @@ static void event_send(Session *to, WireEvent event, const char *name, uint32_t 
 }
 
 void events_turn(Broker *broker) {
-	list_for_each(link, &broker->lost) {
+	list_for_each (link, &broker->lost) {
 		Session *session = container_of(link, Session, lost_link);
 		WireEvent event = { .type = WIRE_EVENT_OVERFLOW, .count = session->events_lost, .uid = WIRE_ANY_UID };
 
@@ -56,7 +56,7 @@ void events_turn(Broker *broker) {
 static void event_broadcast(Broker *broker, const WireEvent *event, const char *name, uint32_t pid, uint32_t uid) {
 	if (!broker->n_subscribers)
 		return;
-	list_for_each(link, &broker->sessions) {
+	list_for_each (link, &broker->sessions) {
 		Session *session = container_of(link, Session, link);
 
 		if (session->event_mask & UINT32_C(1) << event->type)
@@ -77,13 +77,13 @@ void event_region(uint32_t type, Region *region) {
 	event_broadcast(region->broker, &event, region->name, region->identity->pid, region->owner_uid);
 	if (type != WIRE_EVENT_GONE && type != WIRE_EVENT_REVOKED)
 		return;
-	list_for_each(link, &region->maps) {
+	list_for_each (link, &region->maps) {
 		Session *holder = container_of(link, Map, region_link)->session;
 
 		if (!(holder->event_mask & UINT32_C(1) << type))
 			event_send(holder, event, region->name, region->identity->pid, region->owner_uid);
 	}
-	list_for_each(link, &region->leases) {
+	list_for_each (link, &region->leases) {
 		Session *holder = container_of(link, Lease, region_link)->session;
 
 		if (!(holder->event_mask & UINT32_C(1) << type) && !map_find(holder, region))
@@ -92,7 +92,9 @@ void event_region(uint32_t type, Region *region) {
 }
 
 void event_session(uint32_t type, const Session *subject) {
-	WireEvent event = { .type = type, .session = subject->id, .size = subject->n_bytes, .count = subject->n_regions };
+	WireEvent event = {
+		.type = type, .session = subject->id, .size = subject->n_bytes, .count = subject->n_regions
+	};
 
 	event_broadcast(subject->broker, &event, "", subject->identity->pid, subject->identity->uid);
 }

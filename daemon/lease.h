@@ -26,27 +26,27 @@ struct Map {
 	Region *region;
 	ListLink session_link;
 	ListLink region_link;
-	TableLink link;			/* in Session.map_table, by slot and generation */
+	TableLink link; /* in Session.map_table, by slot and generation */
 	uint32_t ledger_index;
 	uint8_t access;
 	AccountCharge charge;
-	AccountCharge charge_revoked;	/* while the region is revoked and this page still counts on it */
+	AccountCharge charge_revoked; /* while the region is revoked and this page still counts on it */
 };
 
 struct Lease {
 	Session *session;
-	Region *region;			/* NULL once revoked */
+	Region *region; /* NULL once revoked */
 	uint64_t id;
 	ListLink session_link;
 	ListLink region_link;
-	TableLink link;			/* in Session.lease_table, by id */
+	TableLink link; /* in Session.lease_table, by id */
 	AccountCharge charge;
 };
 
 struct Page {
-	int fd;				/* read-write: for the seal test, and to be parked */
+	int fd; /* read-write: for the seal test, and to be parked */
 	LeasePageHeader shape;
-	const LeasePageHeader *header;	/* mapped through an O_RDONLY fd, so that it does not count as a writer */
+	const LeasePageHeader *header; /* mapped through an O_RDONLY fd, so that it does not count as a writer */
 	AccountCharge charge;
 };
 

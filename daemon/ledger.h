@@ -15,7 +15,7 @@
 
 #include "wire/protocol.h"
 
-#define LEDGER_MAGIC UINT64_C(0x6764656c706d6873)	/* "shmpledg" */
+#define LEDGER_MAGIC UINT64_C(0x6764656c706d6873) /* "shmpledg" */
 #define LEDGER_VERSION 1
 #define LEDGER_SERIALS 64
 
@@ -43,21 +43,21 @@ typedef struct LedgerSerial {
 	uint32_t code;
 	uint32_t slot;
 	uint16_t opcode;
-	uint16_t state;			/* 0 none, 1 pending, 2 done */
+	uint16_t state; /* 0 none, 1 pending, 2 done */
 	uint32_t reserved;
 } LedgerSerial;
 
 typedef struct LedgerSession {
-	uint64_t id;			/* 0 when the record is free */
+	uint64_t id; /* 0 when the record is free */
 	uint8_t token[WIRE_TOKEN_SIZE];
-	uint64_t start_time;		/* of the process, clock ticks since boot */
+	uint64_t start_time; /* of the process, clock ticks since boot */
 	uint32_t pid;
 	uint32_t uid;
 	uint32_t gid;
 	uint32_t listener;
 	uint32_t roles;
 	uint32_t flags;
-	uint32_t page_mode;		/* 0 without a lease page */
+	uint32_t page_mode; /* 0 without a lease page */
 	uint32_t page_lanes;
 	uint32_t event_mask;
 	uint32_t serial_head;
@@ -67,14 +67,14 @@ typedef struct LedgerSession {
 } LedgerSession;
 
 typedef struct LedgerRegion {
-	uint64_t generation;		/* 0 when the record is free */
+	uint64_t generation; /* 0 when the record is free */
 	uint64_t object;
 	uint64_t object_size;
-	uint64_t device;		/* dev, ino and mode name the fd on recovery */
+	uint64_t device; /* dev, ino and mode name the fd on recovery */
 	uint64_t inode;
 	uint64_t offset;
 	uint64_t size;
-	uint64_t owner_session;		/* 0 when kept */
+	uint64_t owner_session; /* 0 when kept */
 	uint64_t object_session;
 	uint64_t born_realtime_ns;
 	uint32_t owner_uid;
@@ -86,11 +86,11 @@ typedef struct LedgerRegion {
 	uint8_t kind;
 	uint8_t access;
 	uint16_t name_length;
-	uint32_t n_acl;			/* the list itself is LedgerAcl of the same slot */
-	wire_b16 gpu;			/* room for CUDA: device, hints of where the owner lives, handle */
+	uint32_t n_acl; /* the list itself is LedgerAcl of the same slot */
+	wire_b16 gpu;	/* room for CUDA: device, hints of where the owner lives, handle */
 	uint64_t owner_pid_namespace;
 	uint32_t hint_pid;
-	uint32_t bundle;		/* room for the parking place of the fd */
+	uint32_t bundle; /* room for the parking place of the fd */
 	uint8_t handle[WIRE_HANDLE_SIZE];
 	char name[256];
 } LedgerRegion;
@@ -101,7 +101,7 @@ typedef struct LedgerAcl {
 } LedgerAcl;
 
 typedef struct LedgerMap {
-	uint64_t session;		/* 0 when the record is free */
+	uint64_t session; /* 0 when the record is free */
 	uint64_t generation;
 	uint32_t slot;
 	uint32_t access;
@@ -125,14 +125,14 @@ typedef struct LedgerHeader {
 	uint64_t last_session;
 	uint64_t last_lease;
 	uint64_t last_object;
-	_Atomic uint32_t redo_kind;	/* LEDGER_*, stored last, cleared when the change is complete */
+	_Atomic uint32_t redo_kind; /* LEDGER_*, stored last, cleared when the change is complete */
 	uint32_t redo_index;
 } LedgerHeader;
 
 struct Ledger {
 	int fd;
 	LedgerHeader *header;
-	uint32_t *free_maps;		/* stack of map records that were used before */
+	uint32_t *free_maps; /* stack of map records that were used before */
 	uint32_t n_free_maps;
 	uint32_t n_used_maps;
 };

@@ -52,7 +52,8 @@ static int read_only_fd_check(int fd, const struct stat *memory, char *why) {
 	return 0;
 }
 
-int object_fds_check(int fd, int read_only_fd, bool accept_unsealed, bool require_allocated, ObjectFds *ret, char *why) {
+int object_fds_check(int fd, int read_only_fd, bool accept_unsealed, bool require_allocated, ObjectFds *ret,
+		     char *why) {
 	struct statfs sfs;
 	struct stat st;
 	bool hugetlb, sealed;
@@ -241,8 +242,9 @@ static uint64_t punch(Object *object, uint64_t begin, uint64_t end, char *why) {
 		return 0;
 	if (fallocate(object->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin, (off_t)(end - begin)) < 0) {
 		WHY(why, "the pages cannot be given back: %s",
-		    errno == EPERM ? "the memory is sealed against writing" :
-		    errno == EBADF ? "the fd is read-only" : strerror(errno));
+		    errno == EPERM   ? "the memory is sealed against writing"
+		    : errno == EBADF ? "the fd is read-only"
+				     : strerror(errno));
 		return 0;
 	}
 	return end - begin;
@@ -266,7 +268,7 @@ uint64_t object_discard(Object *object, uint64_t offset, uint64_t size, char *wh
 		uint64_t stop = end, skip = 0;
 
 		/* the nearest other window at or after begin */
-		list_for_each(link, &object->regions) {
+		list_for_each (link, &object->regions) {
 			Region *other = container_of(link, Region, object_link);
 			uint64_t other_end = (other->offset + other->size + page - 1) / page * page;
 			uint64_t other_begin = other->offset / page * page;

@@ -25,20 +25,20 @@ typedef struct ObjectFds ObjectFds;
 
 /* what was received and has passed object_fds_check() */
 struct ObjectFds {
-	int fd;				/* borrowed from the message */
-	int read_only_fd;		/* the same, -EBADF for none */
-	bool fd_taken;			/* an object has taken the fd over; another one has to duplicate it */
+	int fd;		  /* borrowed from the message */
+	int read_only_fd; /* the same, -EBADF for none */
+	bool fd_taken;	  /* an object has taken the fd over; another one has to duplicate it */
 	bool read_only_fd_taken;
 	dev_t device;
 	ino_t inode;
 	uint64_t size;
-	uint32_t mode;			/* O_RDONLY or O_RDWR */
-	uint32_t flags;			/* WIRE_REGION_* that follow from the memory */
+	uint32_t mode;	/* O_RDONLY or O_RDWR */
+	uint32_t flags; /* WIRE_REGION_* that follow from the memory */
 	bool read_only_enforced;
 };
 
 struct ObjectKey {
-	uint64_t session;		/* 0 for KEEP */
+	uint64_t session; /* 0 for KEEP */
 	uint32_t uid;
 	uint32_t mode;
 	dev_t device;
@@ -48,7 +48,7 @@ struct ObjectKey {
 struct Object {
 	unsigned long n_refs;
 	Objects *objects;
-	uint64_t id;			/* never used again */
+	uint64_t id; /* never used again */
 	ObjectKey key;
 	TableLink link;
 	int fd;
@@ -56,7 +56,7 @@ struct Object {
 	uint64_t size;
 	uint32_t flags;
 	bool read_only_enforced;
-	List regions;			/* Region.object_link */
+	List regions; /* Region.object_link */
 	AccountCharge charge_bytes;
 	AccountCharge charge_fds;
 	uint32_t n_acl;

@@ -27,7 +27,15 @@ static void print_help(void) {
 }
 
 int options_parse(Options *ret, int argc, char **argv) {
-	enum { OPTION_LOOP = 256, OPTION_SOCKET, OPTION_CONFIG, OPTION_ROOT, OPTION_CHECK, OPTION_DUMP, OPTION_VERSION };
+	enum {
+		OPTION_LOOP = 256,
+		OPTION_SOCKET,
+		OPTION_CONFIG,
+		OPTION_ROOT,
+		OPTION_CHECK,
+		OPTION_DUMP,
+		OPTION_VERSION
+	};
 	static const struct option options[] = {
 		{ "loop", required_argument, NULL, OPTION_LOOP },
 		{ "socket", required_argument, NULL, OPTION_SOCKET },

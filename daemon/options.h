@@ -10,15 +10,15 @@
 #include "config.h"
 
 enum {
-	OPTIONS_RUN = -1,		/* go on; all else is an exit status */
+	OPTIONS_RUN = -1, /* go on; all else is an exit status */
 	OPTIONS_USAGE = 2,
 	OPTIONS_BAD_CONFIG = 78,
 };
 
 typedef struct Options {
 	ConfigPaths paths;
-	const char *socket;		/* NULL: what the configuration says */
-	int loop;			/* LOOP_*, -1: what the configuration says */
+	const char *socket; /* NULL: what the configuration says */
+	int loop;	    /* LOOP_*, -1: what the configuration says */
 	bool check_config;
 } Options;
 

@@ -50,7 +50,8 @@ bool policy_admits_name(const Broker *broker, uint32_t uid, const char *name, si
 	for (size_t i = 0; i < list->n; ++i) {
 		size_t prefix_size = strlen(list->items[i].prefix);
 
-		if (prefix_size > size || prefix_size < longest_size || memcmp(list->items[i].prefix, name, prefix_size))
+		if (prefix_size > size || prefix_size < longest_size ||
+		    memcmp(list->items[i].prefix, name, prefix_size))
 			continue;
 		if (prefix_size == longest_size && longest && longest->uid == uid)
 			continue;

@@ -46,7 +46,8 @@ bool region_is_mine(const Region *region, const Session *session) {
 	if (region->owner == session)
 		return true;
 	/* a peer that appears as the overflow uid has nothing uid-wide */
-	return region->flags & WIRE_REGION_KEPT && region->owner_uid == session->peer.uid && !session->peer.overflow_uid;
+	return region->flags & WIRE_REGION_KEPT && region->owner_uid == session->peer.uid &&
+	       !session->peer.overflow_uid;
 }
 
 static int check_request(Session *session, const WireRegister *request, char *why) {
@@ -98,7 +99,8 @@ static int take_object(Session *session, const WireRegister *request, RegisterFd
 	int r;
 
 	r = object_fds_check(fds->fds[entry->fd_index], has_read_only ? fds->fds[entry->read_only_fd_index] : -EBADF,
-			     policy_accepts_unsealed(broker, session), broker->config->require_allocated, &checked, why);
+			     policy_accepts_unsealed(broker, session), broker->config->require_allocated, &checked,
+			     why);
 	if (r == SHMB_E_BAD_FD) {
 		broker->stats.fds_refused++;
 		session_log(session, LOG_PEER_FD_REFUSED, "an fd was refused: %s", why);
@@ -138,7 +140,8 @@ static int take_object(Session *session, const WireRegister *request, RegisterFd
 	case OBJECT_E_ACCESS_DIFFERS:
 		return refuse(why, SHMB_E_ACCESS_DIFFERS, "access differs from another window of the same memory");
 	case OBJECT_E_OTHER:
-		return refuse(why, SHMB_E_AGAIN, "the memory has the inode number of other memory of yours: retire that first");
+		return refuse(why, SHMB_E_AGAIN,
+			      "the memory has the inode number of other memory of yours: retire that first");
 	default:
 		return r;
 	}
@@ -265,9 +268,9 @@ Region *region_free(Region *region) {
 uint32_t region_count_leases(const Region *region) {
 	uint32_t n = 0;
 
-	list_for_each(link, &region->leases)
+	list_for_each (link, &region->leases)
 		n++;
-	list_for_each(link, &region->maps)
+	list_for_each (link, &region->maps)
 		n += map_count(container_of(link, Map, region_link));
 	return n;
 }

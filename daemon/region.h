@@ -27,29 +27,29 @@ typedef struct Identity Identity;
 struct Region {
 	Broker *broker;
 	uint32_t slot;
-	uint32_t state;			/* WIRE_STATE_* */
+	uint32_t state; /* WIRE_STATE_* */
 	uint64_t generation;
-	uint64_t offset;		/* bytes into the object, any alignment */
-	uint64_t size;			/* bytes */
+	uint64_t offset; /* bytes into the object, any alignment */
+	uint64_t size;	 /* bytes */
 	uint64_t born_ns;
-	Object *object;			/* NULL once revoked */
+	Object *object; /* NULL once revoked */
 	ListLink object_link;
-	Session *owner;			/* NULL when kept, and once its session is over */
-	ListLink owner_link;		/* in Session.regions, or in Broker.kept */
+	Session *owner;	     /* NULL when kept, and once its session is over */
+	ListLink owner_link; /* in Session.regions, or in Broker.kept */
 	uint64_t owner_session;
-	Identity *identity;		/* who registered it, for status */
+	Identity *identity; /* who registered it, for status */
 	uint32_t owner_uid;
 	uint32_t owner_number;
 	uint32_t flags;
 	uint8_t kind;
 	uint8_t access;
 	bool named;
-	bool scanning;			/* in Broker.scan */
+	bool scanning; /* in Broker.scan */
 	TableLink name_link;
 	ListLink scan_link;
-	List maps;			/* Map.region_link */
-	List leases;			/* Lease.region_link */
-	List waits;			/* WaitEntry.region_link */
+	List maps;   /* Map.region_link */
+	List leases; /* Lease.region_link */
+	List waits;  /* WaitEntry.region_link */
 	LoopTimer retire_timer;
 	AccountCharge charge;
 	size_t name_length;
@@ -59,7 +59,7 @@ struct Region {
 /* the fds of one REGISTER message: several entries may name the same one */
 typedef struct RegisterFds {
 	const int *fds;
-	uint64_t taken;			/* bit per fd that an object has taken over */
+	uint64_t taken; /* bit per fd that an object has taken over */
 } RegisterFds;
 
 /*

@@ -21,18 +21,18 @@ enum {
 };
 
 struct Registry {
-	int fd;				/* read-write, the broker's */
-	int read_only_fd;		/* what consumers get */
+	int fd;		  /* read-write, the broker's */
+	int read_only_fd; /* what consumers get */
 	RegistryHeader *header;
-	RegistryHeader shape;		/* the private copy of what does not change */
-	Region **regions;		/* by slot */
-	uint32_t *free_slots;		/* stack of slots that were used before */
+	RegistryHeader shape; /* the private copy of what does not change */
+	Region **regions;     /* by slot */
+	uint32_t *free_slots; /* stack of slots that were used before */
 	uint32_t n_free;
-	uint32_t n_used;		/* slots from here on were never used */
+	uint32_t n_used; /* slots from here on were never used */
 	uint32_t n_regions;
 	uint32_t n_unindexed;
-	uint64_t counter;		/* of generations, 40 bits */
-	Table names;			/* Region.name_link, only regions that hold their name */
+	uint64_t counter; /* of generations, 40 bits */
+	Table names;	  /* Region.name_link, only regions that hold their name */
 	uint32_t *free_sessions;
 	uint32_t n_free_sessions;
 	uint32_t n_used_sessions;

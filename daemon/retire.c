@@ -30,16 +30,17 @@ static void region_set_state(Region *region, uint32_t state) {
 
 /* a holder that never lets go loses its session, where the configuration says so */
 static void evict(Region *region, Session *holder) {
-	session_log(holder, LOG_RETIRE_TIMEOUT, "it did not let go of region \"%s\" within retire_timeout", region->name);
+	session_log(holder, LOG_RETIRE_TIMEOUT, "it did not let go of region \"%s\" within retire_timeout",
+		    region->name);
 	session_disconnect(holder, SHMB_E_TIMED_OUT, "it held a lease beyond retire_timeout");
 }
 
 static void on_retire_timeout(LoopTimer *timer) {
 	Region *region = container_of(timer, Region, retire_timer);
 
-	list_for_each(link, &region->leases)
+	list_for_each (link, &region->leases)
 		evict(region, container_of(link, Lease, region_link)->session);
-	list_for_each(link, &region->maps) {
+	list_for_each (link, &region->maps) {
 		Map *map = container_of(link, Map, region_link);
 
 		if (map_count(map))
@@ -58,7 +59,7 @@ static void region_arm_timeout(Region *region) {
 
 /* who holds a revoked slot pays for it; who holds too many is detached */
 static void region_charge_holders(Region *region) {
-	list_for_each(link, &region->maps) {
+	list_for_each (link, &region->maps) {
 		Map *map = container_of(link, Map, region_link);
 
 		if (!map_count(map) || map->charge_revoked.account)
@@ -78,9 +79,9 @@ static uint64_t region_revoke(Region *region, uint32_t mode, char *why) {
 	list_remove(&region->object_link);
 	if (mode == WIRE_MODE_DISCARD) {
 		discarded = object_discard(region->object, region->offset, region->size, why);
-		log_write(LOG_DISCARD, region->owner_uid, fields, "%llu of %llu bytes of region \"%s\" were given back%s%s",
-			  (unsigned long long)discarded, (unsigned long long)region->size, region->name,
-			  why[0] ? ": " : "", why);
+		log_write(LOG_DISCARD, region->owner_uid, fields,
+			  "%llu of %llu bytes of region \"%s\" were given back%s%s", (unsigned long long)discarded,
+			  (unsigned long long)region->size, region->name, why[0] ? ": " : "", why);
 	}
 	registry_unname(&broker->registry, region);
 	region_set_state(region, WIRE_STATE_REVOKED);
@@ -142,7 +143,7 @@ static bool page_is_asymmetric(const Session *session) {
 static bool region_is_idle(Region *region, bool readable) {
 	if (!list_is_empty(&region->leases))
 		return false;
-	list_for_each(link, &region->maps) {
+	list_for_each (link, &region->maps) {
 		Map *map = container_of(link, Map, region_link);
 
 		region->broker->stats.pages_scanned += map->session->attached;
@@ -161,11 +162,11 @@ static bool region_is_idle(Region *region, bool readable) {
 static bool scan_barrier(Broker *broker, List *regions) {
 	bool asymmetric = false;
 
-	list_for_each(link, regions) {
+	list_for_each (link, regions) {
 		Region *region = container_of(link, Region, scan_link);
 
 		registry_begin_scan(&broker->registry, region);
-		list_for_each(map_link, &region->maps) {
+		list_for_each (map_link, &region->maps) {
 			Map *map = container_of(map_link, Map, region_link);
 
 			asymmetric |= page_is_asymmetric(map->session);

@@ -22,7 +22,7 @@
 #include "wire/compat.h"
 #include "wire/fd.h"
 
-#define CONNECTION_FDS 2		/* the socket and the pidfd */
+#define CONNECTION_FDS 2 /* the socket and the pidfd */
 #define DETACHED_CHECK_NS UINT64_C(1000000000)
 
 Identity *identity_ref(Identity *identity) {
@@ -63,8 +63,8 @@ void session_log(const Session *session, LogId id, const char *format, ...) {
 	va_start(args, format);
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
-	log_write(id, session->peer.uid, fields, "pid %d (%s) of uid %u: %s", (int)session->peer.pid, session->peer.comm,
-		  session->peer.uid, text);
+	log_write(id, session->peer.uid, fields, "pid %d (%s) of uid %u: %s", (int)session->peer.pid,
+		  session->peer.comm, session->peer.uid, text);
 }
 
 Session *session_find(Broker *broker, uint64_t id) {
@@ -83,7 +83,8 @@ void session_send(Session *session, const void *message, size_t size, int *fds, 
 
 	if (session->dying || session->state == SESSION_DETACHED || !size)
 		return;
-	if (session->conn.out_messages >= config->unread_messages || session->conn.out_bytes + size > config->unread_bytes) {
+	if (session->conn.out_messages >= config->unread_messages ||
+	    session->conn.out_bytes + size > config->unread_bytes) {
 		session_disconnect(session, 0, "it does not read its replies");
 		return;
 	}
@@ -109,8 +110,9 @@ int session_charge_unread(Session *session, uint32_t n_fds) {
 		if (n_fds == 1)
 			return 0;
 	}
-	r = session->charge_unread.account ? account_charge_more(&session->charge_unread, n_fds) :
-	    account_charge(&session->charge_unread, session->account, ACCOUNT_FDS, n_fds);
+	r = session->charge_unread.account
+		    ? account_charge_more(&session->charge_unread, n_fds)
+		    : account_charge(&session->charge_unread, session->account, ACCOUNT_FDS, n_fds);
 	return r > 0 ? SHMB_E_NO_FDS : r;
 }
 
@@ -186,7 +188,8 @@ static void on_message(LoopConn *conn, LoopMessage *message) {
 }
 
 static void on_hello_timeout(LoopTimer *timer) {
-	session_disconnect(container_of(timer, Session, hello_timer), SHMB_E_TIMED_OUT, "no HELLO within hello_timeout");
+	session_disconnect(container_of(timer, Session, hello_timer), SHMB_E_TIMED_OUT,
+			   "no HELLO within hello_timeout");
 }
 
 /* everything that does not outlive the connection */
@@ -290,7 +293,7 @@ static bool session_detach(Session *session) {
 	list_remove(&session->link);
 	sessions_insert(session);
 	broker->n_detached++;
-	list_for_each(link, &session->maps)
+	list_for_each (link, &session->maps)
 		region_rescan(container_of(link, Map, session_link)->region);
 	if (!broker->detached_timer.at_ns)
 		loop_timer_set(broker->loop, &broker->detached_timer, loop_now(broker->loop) + DETACHED_CHECK_NS);
@@ -321,7 +324,7 @@ void sessions_turn(Broker *broker) {
 }
 
 void sessions_check_detached(Broker *broker) {
-	list_for_each(link, &broker->sessions) {
+	list_for_each (link, &broker->sessions) {
 		Session *session = container_of(link, Session, link);
 
 		if (session->state == SESSION_DETACHED && page_is_unmapped(&session->page))
@@ -443,8 +446,9 @@ int session_accept(Broker *broker, int accepted, uint32_t listener) {
 		r = session_charge(session);
 		if (r > 0)
 			r = turn_away(broker, &session->peer, steal_fd(&fd), (uint32_t)r,
-				      r == SHMB_E_NO_FDS ? "no fds: the broker's file descriptor budget is used up" :
-				      "this user has too many connections") ?: SHMB_E_QUOTA;
+				      r == SHMB_E_NO_FDS ? "no fds: the broker's file descriptor budget is used up"
+							 : "this user has too many connections")
+				    ?: SHMB_E_QUOTA;
 	}
 	if (!r) {
 		session->id = ++broker->last_session;

@@ -26,9 +26,9 @@ typedef struct Session Session;
 typedef struct Wait Wait;
 
 enum {
-	SESSION_NEW,			/* no HELLO yet */
+	SESSION_NEW, /* no HELLO yet */
 	SESSION_OPEN,
-	SESSION_DETACHED,		/* no connection any more, but its page may count */
+	SESSION_DETACHED, /* no connection any more, but its page may count */
 };
 
 /* who somebody was, shared by a session and the regions it registered */
@@ -51,26 +51,26 @@ struct Session {
 	Account *account;
 	AccountCharge charge_session;
 	AccountCharge charge_fds;
-	AccountCharge charge_unread;	/* fds in replies that the peer may not have read */
-	ListLink link;			/* in Broker.sessions, oldest first */
-	TableLink id_link;		/* in Broker.session_table */
+	AccountCharge charge_unread; /* fds in replies that the peer may not have read */
+	ListLink link;		     /* in Broker.sessions, oldest first */
+	TableLink id_link;	     /* in Broker.session_table */
 	uint64_t id;
 	uint8_t token[WIRE_TOKEN_SIZE];
 	uint64_t born_ns;
-	uint32_t listener;		/* identity is (listener, uid) */
-	uint32_t index;			/* in the registry's session table, UINT32_MAX for none */
-	uint32_t allowed_roles;		/* by configuration, at HELLO and at reload */
+	uint32_t listener;	/* identity is (listener, uid) */
+	uint32_t index;		/* in the registry's session table, UINT32_MAX for none */
+	uint32_t allowed_roles; /* by configuration, at HELLO and at reload */
 	uint32_t roles;
 	uint32_t rights;
 	bool accept_unsealed;
 	bool attached;
 	bool may_pass_fds;
-	bool dying;			/* in Broker.dying */
+	bool dying; /* in Broker.dying */
 	Page page;
-	List regions;			/* Region.owner_link */
-	List maps;			/* Map.session_link */
-	List leases;			/* Lease.session_link */
-	List waits;			/* Wait.session_link */
+	List regions; /* Region.owner_link */
+	List maps;    /* Map.session_link */
+	List leases;  /* Lease.session_link */
+	List waits;   /* Wait.session_link */
 	Table map_table;
 	Table lease_table;
 	uint32_t n_regions;
@@ -80,7 +80,7 @@ struct Session {
 	uint64_t n_bytes;
 	uint32_t event_mask;
 	uint64_t events_lost;
-	ListLink lost_link;		/* in Broker.lost while events_lost is not 0 */
+	ListLink lost_link; /* in Broker.lost while events_lost is not 0 */
 };
 
 /* Takes a connection that came in at listener number @listener. Consumes @fd. Returns 0 (also when the peer was turned away), or -errno. */
@@ -114,7 +114,8 @@ void session_error(Session *session, uint16_t opcode, uint64_t serial, uint32_t 
 bool session_sees(const Session *session, uint32_t uid);
 Session *session_find(Broker *broker, uint64_t id);
 /* logs a line that this peer has caused, with its pid and session as fields */
-void session_log(const Session *session, LogId id, const char *format, ...) __attribute__((__format__(__printf__, 3, 4)));
+void session_log(const Session *session, LogId id, const char *format, ...)
+	__attribute__((__format__(__printf__, 3, 4)));
 
 Identity *identity_ref(Identity *identity);
 Identity *identity_unref(Identity *identity);

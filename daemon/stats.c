@@ -126,7 +126,7 @@ uint32_t stats_each(Session *session, uint64_t cursor, bool help, bool accounts,
 		n++;
 	}
 	if (accounts) {
-		list_for_each(link, &broker->accounts.list) {
+		list_for_each (link, &broker->accounts.list) {
 			const Account *account = container_of(link, Account, link);
 
 			for (uint32_t i = 0; i < _ACCOUNT_RESOURCE_N; ++i, ++position) {
@@ -152,7 +152,8 @@ uint32_t stats_each(Session *session, uint64_t cursor, bool help, bool accounts,
 	return n;
 }
 
-void stats_info(const Broker *broker, void (*each)(void *userdata, const char *key, const char *value), void *userdata) {
+void stats_info(const Broker *broker, void (*each)(void *userdata, const char *key, const char *value),
+		void *userdata) {
 	char number[32];
 
 	each(userdata, "version", PACKAGE_VERSION);

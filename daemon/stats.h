@@ -13,10 +13,10 @@ typedef struct Session Session;
 
 typedef struct Stat {
 	const char *name;
-	const char *help;		/* "" unless asked for */
+	const char *help; /* "" unless asked for */
 	uint64_t value;
-	uint32_t uid;			/* WIRE_ANY_UID for the whole broker */
-	uint8_t type;			/* WIRE_STAT_* */
+	uint32_t uid; /* WIRE_ANY_UID for the whole broker */
+	uint8_t type; /* WIRE_STAT_* */
 } Stat;
 
 /*

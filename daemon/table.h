@@ -22,7 +22,7 @@ struct TableLink {
 
 struct Table {
 	TableLink **buckets;
-	size_t n_buckets;		/* a power of two, or 0 */
+	size_t n_buckets; /* a power of two, or 0 */
 	size_t n;
 };
 
@@ -36,8 +36,8 @@ static inline TableLink *table_chain(const Table *table, uint64_t hash) {
 	return table->n_buckets ? table->buckets[hash & (table->n_buckets - 1)] : NULL;
 }
 
-#define table_for_each(_link, _table, _hash)                                                                   \
-	for (TableLink *_link = table_chain((_table), (_hash)); _link; _link = _link->next)                    \
+#define table_for_each(_link, _table, _hash)                                                \
+	for (TableLink *_link = table_chain((_table), (_hash)); _link; _link = _link->next) \
 		if (_link->hash == (_hash))
 
 static inline bool table_resize(Table *table, size_t n_buckets) {
@@ -62,8 +62,8 @@ static inline bool table_resize(Table *table, size_t n_buckets) {
 
 /* Returns false only when there is no memory for the first buckets. */
 static inline bool table_insert(Table *table, TableLink *link, uint64_t hash) {
-	if (table->n >= table->n_buckets &&
-	    !table_resize(table, table->n_buckets ? table->n_buckets * 2 : 16) && !table->n_buckets)
+	if (table->n >= table->n_buckets && !table_resize(table, table->n_buckets ? table->n_buckets * 2 : 16) &&
+	    !table->n_buckets)
 		return false;
 	link->hash = hash;
 	link->next = table->buckets[hash & (table->n_buckets - 1)];

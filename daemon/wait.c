@@ -67,7 +67,8 @@ static void wait_answer(Wait *wait) {
 	WireWriter writer;
 	size_t size;
 
-	wire_write_begin(&writer, session->broker->reply, WIRE_MESSAGE_MAX, WIRE_OP_UNREGISTER, WIRE_FLAG_REPLY, wait->serial);
+	wire_write_begin(&writer, session->broker->reply, WIRE_MESSAGE_MAX, WIRE_OP_UNREGISTER, WIRE_FLAG_REPLY,
+			 wait->serial);
 	wire_write(&writer, &wait->reply, sizeof(wait->reply));
 	for (uint32_t i = 0; i < wait->reply.count; ++i) {
 		wait->results[i].text_length = (uint16_t)strlen(wait->texts[i]);
@@ -89,7 +90,7 @@ static void on_timeout(LoopTimer *timer) {
 		wait_free(wait);
 		return;
 	}
-	list_for_each(link, &wait->entries) {
+	list_for_each (link, &wait->entries) {
 		WaitEntry *entry = container_of(link, WaitEntry, wait_link);
 
 		wait->results[entry->index].code = SHMB_E_TIMED_OUT;

@@ -19,7 +19,7 @@ typedef struct WaitEntry WaitEntry;
 
 struct WaitEntry {
 	Wait *wait;
-	uint32_t index;			/* of the result, UINT32_MAX when it is only counted */
+	uint32_t index; /* of the result, UINT32_MAX when it is only counted */
 	ListLink region_link;
 	ListLink wait_link;
 };

@@ -30,7 +30,7 @@ struct shmb_client;
 struct shmb_region;
 
 #define SHMB_VERSION "0.1.0"
-#define SHMB_REST UINT64_MAX		/* the rest of the region from the offset on */
+#define SHMB_REST UINT64_MAX /* the rest of the region from the offset on */
 #define SHMB_ANY_UID UINT32_MAX
 #define SHMB_NAME_MAX 255
 #define SHMB_BATCH_MAX 64
@@ -75,15 +75,15 @@ struct shmb_region;
 #define SHMB_ROLE_ADMIN 4
 
 /* flags of shmb_client_new() */
-#define SHMB_ACCEPT_UNSEALED 1		/* pointers into memory that its owner can truncate: SIGBUS is possible */
-#define SHMB_NO_POPULATE 2		/* first use of a region faults its pages in one by one */
-#define SHMB_FORCE_RMW 4		/* locked counters instead of membarrier, for tests and comparison */
-#define SHMB_NO_LEASE_PAGE 8		/* every lease by message, for tests and comparison */
+#define SHMB_ACCEPT_UNSEALED 1 /* pointers into memory that its owner can truncate: SIGBUS is possible */
+#define SHMB_NO_POPULATE 2     /* first use of a region faults its pages in one by one */
+#define SHMB_FORCE_RMW 4       /* locked counters instead of membarrier, for tests and comparison */
+#define SHMB_NO_LEASE_PAGE 8   /* every lease by message, for tests and comparison */
 
 /* access */
 #define SHMB_READ 1
 #define SHMB_WRITE 2
-#define SHMB_COPY 4			/* no pointer, only shmb_lease_copy_in() and _out(); works on unsealed memory */
+#define SHMB_COPY 4 /* no pointer, only shmb_lease_copy_in() and _out(); works on unsealed memory */
 
 /* kinds of memory */
 #define SHMB_MEMORY_CPU 1
@@ -105,11 +105,11 @@ struct shmb_region;
 #define SHMB_REGION_UNINDEXED 64
 
 /* how a region is retired */
-#define SHMB_RETIRE_STRICT 0		/* no new leases, the name is free at once, memory goes with the last lease */
-#define SHMB_RETIRE_LAZY 1		/* usable and listed until its last lease is over */
-#define SHMB_RETIRE_FORCE 2		/* revoked now; who has it mapped keeps what it has mapped */
-#define SHMB_RETIRE_DISCARD 3		/* FORCE, and its whole pages are given back to the system */
-#define SHMB_RETIRE_WAIT 0x100		/* or'ed: return when it is gone */
+#define SHMB_RETIRE_STRICT 0   /* no new leases, the name is free at once, memory goes with the last lease */
+#define SHMB_RETIRE_LAZY 1     /* usable and listed until its last lease is over */
+#define SHMB_RETIRE_FORCE 2    /* revoked now; who has it mapped keeps what it has mapped */
+#define SHMB_RETIRE_DISCARD 3  /* FORCE, and its whole pages are given back to the system */
+#define SHMB_RETIRE_WAIT 0x100 /* or'ed: return when it is gone */
 
 /* ---- codes and errors ---- */
 
@@ -139,8 +139,8 @@ struct shmb_client_info {
 	uint64_t session;
 	uint64_t epoch;
 	uint32_t roles;
-	uint32_t rights;		/* 1 keep, 2 delegate */
-	uint32_t lease_mode;		/* 1 asymmetric, 2 read-modify-write, 0 by message */
+	uint32_t rights;     /* 1 keep, 2 delegate */
+	uint32_t lease_mode; /* 1 asymmetric, 2 read-modify-write, 0 by message */
 	uint32_t lanes;
 	uint32_t capacity;
 	char broker_version[32];
@@ -163,18 +163,18 @@ int shmb_client_ping(struct shmb_client *client, uint64_t *ret_ns);
 #define SHMB_HUGE_2M 21
 #define SHMB_HUGE_1G 30
 
-#define SHMB_REGION_OPT_KEEP 1		/* outlives the session; needs the right `keep` */
-#define SHMB_REGION_OPT_REPLACE 2	/* takes the name over from one's own older region */
-#define SHMB_REGION_OPT_READ_ONLY 4	/* consumers may not ask for SHMB_WRITE; enforced where it can be */
-#define SHMB_REGION_OPT_POPULATE 8	/* allocate every page now; a shortage is -ENOMEM or -ENOSPC now, not SIGBUS later */
+#define SHMB_REGION_OPT_KEEP 1	    /* outlives the session; needs the right `keep` */
+#define SHMB_REGION_OPT_REPLACE 2   /* takes the name over from one's own older region */
+#define SHMB_REGION_OPT_READ_ONLY 4 /* consumers may not ask for SHMB_WRITE; enforced where it can be */
+#define SHMB_REGION_OPT_POPULATE 8 /* allocate every page now; a shortage is -ENOMEM or -ENOSPC now, not SIGBUS later */
 
 struct shmb_region_options {
 	size_t struct_size;
 	uint32_t flags;
-	uint32_t huge_pages;		/* SHMB_HUGE_*: size is rounded up, -ENOMEM when the pool is short */
-	int32_t numa_node;		/* node + 1; 0 for any */
-	uint32_t principal;		/* uid + 1 that a delegate acts for; 0 for oneself */
-	const uint32_t *allowed_uids;	/* access list; both empty: any consumer */
+	uint32_t huge_pages;	      /* SHMB_HUGE_*: size is rounded up, -ENOMEM when the pool is short */
+	int32_t numa_node;	      /* node + 1; 0 for any */
+	uint32_t principal;	      /* uid + 1 that a delegate acts for; 0 for oneself */
+	const uint32_t *allowed_uids; /* access list; both empty: any consumer */
 	const uint32_t *allowed_gids;
 	uint32_t n_allowed_uids;
 	uint32_t n_allowed_gids;
@@ -201,8 +201,8 @@ struct shmb_region_spec {
 	uint32_t reserved;
 	uint64_t offset;
 	uint64_t size;
-	const struct shmb_region_options *options;	/* NULL for defaults */
-	struct shmb_region *region;			/* set where the result is 0 */
+	const struct shmb_region_options *options; /* NULL for defaults */
+	struct shmb_region *region;		   /* set where the result is 0 */
 };
 /* Adopts @n regions in as few messages as possible; each stands alone and has its result in @ret_results. */
 int shmb_region_adopt_many(struct shmb_client *client, struct shmb_region_spec *specs, uint32_t n, int *ret_results);
@@ -224,16 +224,16 @@ int shmb_region_retire(struct shmb_region *region, uint32_t mode, int timeout);
 struct shmb_region *shmb_region_free(struct shmb_region *region);
 
 /* retires regions by name: results for each in @ret_results (may be NULL) */
-int shmb_client_unregister(struct shmb_client *client, const char *const *names, uint32_t n, uint32_t mode,
-			   int timeout, int *ret_results);
-#define SHMB_ALL_SESSION 1		/* all of this session */
-#define SHMB_ALL_UID 2			/* all of this user */
-#define SHMB_ALL_EVERYONE 3		/* needs the role admin */
+int shmb_client_unregister(struct shmb_client *client, const char *const *names, uint32_t n, uint32_t mode, int timeout,
+			   int *ret_results);
+#define SHMB_ALL_SESSION 1  /* all of this session */
+#define SHMB_ALL_UID 2	    /* all of this user */
+#define SHMB_ALL_EVERYONE 3 /* needs the role admin */
 struct shmb_retired {
 	size_t struct_size;
 	uint32_t gone;
 	uint32_t draining;
-	uint64_t discarded;		/* bytes given back by SHMB_RETIRE_DISCARD */
+	uint64_t discarded; /* bytes given back by SHMB_RETIRE_DISCARD */
 };
 /* @ret may be NULL */
 int shmb_client_unregister_all(struct shmb_client *client, uint32_t scope, uint32_t mode, int timeout,
@@ -245,15 +245,15 @@ int shmb_client_unregister_all(struct shmb_client *client, uint32_t scope, uint3
  * A lease: filled in by the library, owned by the caller. Moved, never copied: exactly one release for each.
  */
 struct shmb_lease {
-	void *address;			/* NULL with SHMB_COPY; a device pointer for SHMB_MEMORY_CUDA */
-	uint64_t size;			/* bytes granted */
-	uint32_t memory_type;		/* SHMB_MEMORY_* */
-	int32_t device;			/* ordinal in this process, -1 for CPU */
+	void *address;	      /* NULL with SHMB_COPY; a device pointer for SHMB_MEMORY_CUDA */
+	uint64_t size;	      /* bytes granted */
+	uint32_t memory_type; /* SHMB_MEMORY_* */
+	int32_t device;	      /* ordinal in this process, -1 for CPU */
 	uint8_t device_uuid[16];
 	uint64_t generation;
 	uint32_t access;
-	uint32_t flags;			/* SHMB_REGION_* */
-	struct shmb_client *client;	/* NULL once released */
+	uint32_t flags;		    /* SHMB_REGION_* */
+	struct shmb_client *client; /* NULL once released */
 	uint64_t internal[4];
 };
 
@@ -303,7 +303,7 @@ int shmb_client_get_memory_info_many(struct shmb_client *client, const struct sh
 struct shmb_message_lease {
 	uint64_t lease;
 	uint64_t generation;
-	uint64_t offset;		/* bytes into the memory behind the region */
+	uint64_t offset; /* bytes into the memory behind the region */
 	uint64_t size;
 	uint64_t object;
 	uint32_t slot;
@@ -317,10 +317,10 @@ int shmb_client_release(struct shmb_client *client, const uint64_t *leases, uint
 
 struct shmb_status_filter {
 	size_t struct_size;
-	const char *name;		/* NULL for any */
-	uint32_t prefix;		/* 1: names that begin with name */
-	uint32_t uid_plus_one;		/* 0 for any */
-	uint32_t states;		/* bit per state, 0 for any */
+	const char *name;      /* NULL for any */
+	uint32_t prefix;       /* 1: names that begin with name */
+	uint32_t uid_plus_one; /* 0 for any */
+	uint32_t states;       /* bit per state, 0 for any */
 	uint32_t with_holders;
 };
 
@@ -329,15 +329,15 @@ struct shmb_holder {
 	uint32_t pid;
 	uint32_t uid;
 	uint32_t leases;
-	uint32_t flags;			/* 1 through its lease page, 2 by message, 4 detached */
+	uint32_t flags; /* 1 through its lease page, 2 by message, 4 detached */
 	char comm[17];
 };
 
-struct shmb_status {			/* valid until the next call on the iterator */
+struct shmb_status { /* valid until the next call on the iterator */
 	const char *name;
 	const char *container;
 	uint64_t generation, size, offset, object, object_size, age_ns, session;
-	uint32_t slot, pid, uid, leases, flags;	/* uid SHMB_ANY_UID and pid 0 when not visible to this user */
+	uint32_t slot, pid, uid, leases, flags; /* uid SHMB_ANY_UID and pid 0 when not visible to this user */
 	uint8_t state, kind, access, reserved;
 	char comm[17];
 	uint32_t n_holders, holders_total;
@@ -346,7 +346,8 @@ struct shmb_status {			/* valid until the next call on the iterator */
 
 struct shmb_status_iter;
 /* Pages through the broker's regions; each page is a consistent picture, the whole is not. */
-int shmb_status_iter_new(struct shmb_client *client, const struct shmb_status_filter *filter, struct shmb_status_iter **ret);
+int shmb_status_iter_new(struct shmb_client *client, const struct shmb_status_filter *filter,
+			 struct shmb_status_iter **ret);
 /* 0 with @ret set; @ret NULL at the end */
 int shmb_status_iter_next(struct shmb_status_iter *iter, const struct shmb_status **ret);
 struct shmb_status_iter *shmb_status_iter_free(struct shmb_status_iter *iter);
@@ -354,22 +355,25 @@ struct shmb_status_iter *shmb_status_iter_free(struct shmb_status_iter *iter);
 struct shmb_client_status {
 	const char *container;
 	uint64_t session, age_ns, bytes;
-	uint32_t pid, uid, gid, roles, rights, regions, maps, leases, unread, flags;	/* flags: 1 attached, 2 detached */
+	uint32_t pid, uid, gid, roles, rights, regions, maps, leases, unread, flags; /* flags: 1 attached, 2 detached */
 	char comm[17];
 };
 /* Calls @each for every session that this user may see; a result that is not 0 ends it and is returned. */
-int shmb_client_each_client(struct shmb_client *client, int (*each)(void *userdata, const struct shmb_client_status *), void *userdata);
+int shmb_client_each_client(struct shmb_client *client, int (*each)(void *userdata, const struct shmb_client_status *),
+			    void *userdata);
 
 struct shmb_stat {
 	const char *name;
 	const char *help;
 	uint64_t value;
-	uint32_t uid;			/* SHMB_ANY_UID: the whole broker */
-	uint32_t type;			/* 1 counter, 2 gauge */
+	uint32_t uid;  /* SHMB_ANY_UID: the whole broker */
+	uint32_t type; /* 1 counter, 2 gauge */
 };
-int shmb_client_each_stat(struct shmb_client *client, uint32_t with_accounts, int (*each)(void *userdata, const struct shmb_stat *), void *userdata);
+int shmb_client_each_stat(struct shmb_client *client, uint32_t with_accounts,
+			  int (*each)(void *userdata, const struct shmb_stat *), void *userdata);
 /* what this broker is: version, loop, loop_reason, membarrier, capacity, ... */
-int shmb_client_each_info(struct shmb_client *client, int (*each)(void *userdata, const char *key, const char *value), void *userdata);
+int shmb_client_each_info(struct shmb_client *client, int (*each)(void *userdata, const char *key, const char *value),
+			  void *userdata);
 
 #define SHMB_EVENT_REGISTERED 0
 #define SHMB_EVENT_RETIRING 1
@@ -378,7 +382,7 @@ int shmb_client_each_info(struct shmb_client *client, int (*each)(void *userdata
 #define SHMB_EVENT_OWNER_DIED 4
 #define SHMB_EVENT_JOINED 5
 #define SHMB_EVENT_LEFT 6
-#define SHMB_EVENT_OVERFLOW 7		/* count events were dropped: read the status again */
+#define SHMB_EVENT_OVERFLOW 7 /* count events were dropped: read the status again */
 #define SHMB_EVENT_MASK_ALL 0xff
 
 struct shmb_event {
@@ -393,7 +397,8 @@ int shmb_client_subscribe(struct shmb_client *client, uint32_t mask);
 /* the next event; waits up to @timeout ms: SHMB_E_TIMED_OUT. At most 4,096 are kept, then OVERFLOW. */
 int shmb_client_next_event(struct shmb_client *client, struct shmb_event *ret, int timeout);
 /* called from whichever library call receives it, without locks held, also for regions that this client has mapped */
-void shmb_client_set_event_callback(struct shmb_client *client, void (*callback)(void *userdata, const struct shmb_event *), void *userdata);
+void shmb_client_set_event_callback(struct shmb_client *client,
+				    void (*callback)(void *userdata, const struct shmb_event *), void *userdata);
 
 #ifdef __cplusplus
 }

@@ -42,11 +42,11 @@ static inline int steal_fd(int *fd) {
 	return taken;
 }
 
-#define steal_ptr(_pointer)                                                                                    \
-	({                                                                                                     \
-		__typeof__(_pointer) _taken = (_pointer);                                                      \
-		(_pointer) = NULL;                                                                             \
-		_taken;                                                                                        \
+#define steal_ptr(_pointer)                               \
+	({                                                \
+		__typeof__(_pointer) _taken = (_pointer); \
+		(_pointer) = NULL;                        \
+		_taken;                                   \
 	})
 
 /* room for as many fds as the kernel can deliver, so that it never has to drop one */
@@ -56,10 +56,10 @@ typedef union FdControl {
 } FdControl;
 
 typedef struct FdMessage {
-	size_t size;			/* bytes of payload, 0 at the end of the connection */
+	size_t size; /* bytes of payload, 0 at the end of the connection */
 	size_t n_fds;
-	bool truncated;			/* payload was longer than the buffer */
-	bool fds_lost;			/* MSG_CTRUNC: the process ran out of fds */
+	bool truncated; /* payload was longer than the buffer */
+	bool fds_lost;	/* MSG_CTRUNC: the process ran out of fds */
 } FdMessage;
 
 /*

@@ -18,8 +18,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the protocol's struct
 
 #define WIRE_VERSION 1
 #define WIRE_MESSAGE_MAX 65536
-#define WIRE_FDS_MAX 64			/* a message that carries more is refused */
-#define WIRE_FDS_ROOM 253		/* SCM_MAX_FD: control buffers always have room for these */
+#define WIRE_FDS_MAX 64	  /* a message that carries more is refused */
+#define WIRE_FDS_ROOM 253 /* SCM_MAX_FD: control buffers always have room for these */
 #define WIRE_BATCH_MAX 64
 #define WIRE_OUTSTANDING_MAX 64
 #define WIRE_NAME_MAX 255
@@ -35,6 +35,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the protocol's struct
 #define WIRE_REST UINT64_MAX
 #define WIRE_FOREVER UINT32_MAX
 
+/* clang-format off */
 /* W(NAME, value, "what it asks for") */
 #define WIRE_OPCODES(W)                                                                                        \
 	W(HELLO, 1, "opens a session; the first message of a connection")                                      \
@@ -130,6 +131,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the protocol's struct
 	W(EVENT, JOINED, 5)                                                                                    \
 	W(EVENT, LEFT, 6)                                                                                      \
 	W(EVENT, OVERFLOW, 7)
+/* clang-format on */
 
 enum {
 #define W(_name, _value, _text) WIRE_OP_##_name = (_value),
@@ -165,14 +167,16 @@ typedef uint8_t wire_u8;
 typedef uint16_t wire_u16;
 typedef uint32_t wire_u32;
 typedef uint64_t wire_u64;
-typedef struct { uint8_t bytes[16]; } wire_b16;
+typedef struct {
+	uint8_t bytes[16];
+} wire_b16;
 
 /* WireHeader, WireHelloRequest, ...: one struct for each line of WIRE_STRUCTS */
 #define WIRE_FIELD(_type, _name, _text) wire_##_type _name;
-#define WIRE_STRUCT(_type, _title, _tail)                                                                      \
-	typedef struct Wire##_type {                                                                           \
-		_type##_FIELDS(WIRE_FIELD)                                                                     \
-	} Wire##_type;                                                                                         \
+#define WIRE_STRUCT(_type, _title, _tail)  \
+	typedef struct Wire##_type {       \
+		_type##_FIELDS(WIRE_FIELD) \
+	} Wire##_type;                     \
 	_Static_assert(sizeof(Wire##_type) % 8 == 0, #_type " is a multiple of 8 bytes");
 WIRE_STRUCTS(WIRE_STRUCT)
 #undef WIRE_STRUCT

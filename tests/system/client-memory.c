@@ -78,7 +78,8 @@ static void read_only_memory_cannot_be_written(void) {
 
 	make("readable", SIZE, (struct shmb_region_options){ .flags = SHMB_REGION_OPT_READ_ONLY }, &region);
 	check(!(shmb_region_get_flags(region) & SHMB_REGION_READ_ONLY_ADVISORY));
-	check_result(shmb_client_get_memory_info(consumer, "readable", 0, 8, SHMB_READ | SHMB_WRITE, &lease), SHMB_E_ACCESS);
+	check_result(shmb_client_get_memory_info(consumer, "readable", 0, 8, SHMB_READ | SHMB_WRITE, &lease),
+		     SHMB_E_ACCESS);
 	see("readable", SHMB_READ, &lease);
 	/* what the kernel says to whoever tries all the same */
 	check(mprotect(lease.address, 4096, PROT_READ | PROT_WRITE) < 0);
@@ -102,7 +103,9 @@ static void populated_memory_is_allocated(void) {
 }
 
 static void memory_is_bound_to_a_node(void) {
-	struct shmb_region_options options = { .struct_size = sizeof(options), .numa_node = 1, .flags = SHMB_REGION_OPT_POPULATE };
+	struct shmb_region_options options = { .struct_size = sizeof(options),
+					       .numa_node = 1,
+					       .flags = SHMB_REGION_OPT_POPULATE };
 	struct shmb_region *region;
 
 	make("node 0", SIZE, options, &region);
@@ -150,7 +153,11 @@ static void windows_have_one_mapping(void) {
 		snprintf(names[i], sizeof(names[i]), "window %d", i);
 		check(pwrite(fd, names[i], sizeof(names[i]), i * 1000) == sizeof(names[i]));
 		specs[i] = (struct shmb_region_spec){
-			.struct_size = sizeof(specs[i]), .name = names[i], .fd = fd, .offset = (uint64_t)i * 1000, .size = 1000,
+			.struct_size = sizeof(specs[i]),
+			.name = names[i],
+			.fd = fd,
+			.offset = (uint64_t)i * 1000,
+			.size = 1000,
 		};
 	}
 	specs[13].size = 100000;

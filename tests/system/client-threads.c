@@ -18,9 +18,9 @@
 
 #include "shmbroker.h"
 
-#define THREADS 40		/* more than a page has lanes */
+#define THREADS 40 /* more than a page has lanes */
 #define ROUNDS 1000
-#define CONTENDED_ROUNDS 400000	/* until threads really meet in the lane that they share */
+#define CONTENDED_ROUNDS 400000 /* until threads really meet in the lane that they share */
 #define LOOPERS 2
 
 #define check(is_true) check_that(is_true, #is_true, __LINE__)
@@ -318,7 +318,8 @@ int main(int argc, char **argv) {
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i) {
 		if (strcmp(cases[i].name, argv[2]))
 			continue;
-		check_result(shmb_client_new(&client, socket_path, SHMB_ROLE_CONSUMER, argc > 3 ? SHMB_FORCE_RMW : 0), 0);
+		check_result(shmb_client_new(&client, socket_path, SHMB_ROLE_CONSUMER, argc > 3 ? SHMB_FORCE_RMW : 0),
+			     0);
 		cases[i].run(client);
 		shmb_client_free(client);
 		return 0;

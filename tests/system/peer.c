@@ -38,7 +38,9 @@ static void check(int result) {
 }
 
 int main(int argc, char **argv) {
-	struct shmb_lookup_spec spec = { .struct_size = sizeof(spec), .name = "theirs", .size = SHMB_REST, .access = SHMB_READ };
+	struct shmb_lookup_spec spec = {
+		.struct_size = sizeof(spec), .name = "theirs", .size = SHMB_REST, .access = SHMB_READ
+	};
 	struct shmb_message_lease by_message;
 	const struct shmb_status *status;
 	struct shmb_status_iter *iter;

@@ -33,21 +33,21 @@ typedef struct Liar Liar;
 /* what is wrong with the answers */
 struct Liar {
 	const char *name;
-	int expected;			/* of shmb_client_new() with the role consumer */
-	size_t cut;			/* bytes missing at the end of the HELLO reply */
-	size_t extra;			/* bytes too many */
-	uint32_t length_lie;		/* added to the header's length */
-	bool other_serial;		/* answers something that was not asked, then hangs up */
+	int expected;	     /* of shmb_client_new() with the role consumer */
+	size_t cut;	     /* bytes missing at the end of the HELLO reply */
+	size_t extra;	     /* bytes too many */
+	uint32_t length_lie; /* added to the header's length */
+	bool other_serial;   /* answers something that was not asked, then hangs up */
 	bool hang_up;
 	bool error_without_code;
 	uint16_t version_length;
 	uint32_t attach_fds;
-	uint64_t registry_lie;		/* added to the size in the reply */
+	uint64_t registry_lie; /* added to the size in the reply */
 	uint32_t capacity_lie;
 	uint32_t lanes_lie;
 	uint32_t session_index;
 	bool zero_registry;
-	bool junk_first;		/* events that are none, before every reply */
+	bool junk_first; /* events that are none, before every reply */
 };
 
 typedef struct Server {
@@ -76,8 +76,8 @@ static int shared_file(uint64_t size) {
 	return fd;
 }
 
-static void server_send(int fd, uint16_t opcode, uint16_t flags, uint64_t serial, const void *body, size_t size, uint32_t lie,
-			const int *fds, size_t n_fds) {
+static void server_send(int fd, uint16_t opcode, uint16_t flags, uint64_t serial, const void *body, size_t size,
+			uint32_t lie, const int *fds, size_t n_fds) {
 	uint8_t buffer[1024] __attribute__((aligned(8)));
 	WireWriter writer;
 
@@ -92,7 +92,10 @@ static void answer_hello(const Liar *liar, int fd, uint64_t serial) {
 	WireHelloReply *reply = (WireHelloReply *)body;
 
 	*reply = (WireHelloReply){
-		.version = WIRE_VERSION, .roles = WIRE_ROLE_CONSUMER, .session = SESSION, .version_length = liar->version_length,
+		.version = WIRE_VERSION,
+		.roles = WIRE_ROLE_CONSUMER,
+		.session = SESSION,
+		.version_length = liar->version_length,
 	};
 	if (liar->error_without_code)
 		server_send(fd, WIRE_OP_HELLO, WIRE_FLAG_REPLY | WIRE_FLAG_ERROR, serial, &(WireErrorReply){},
@@ -150,8 +153,8 @@ static void *serve(void *userdata) {
 			answer_attach(liar, fd, header.serial);
 		else
 			/* everything else is answered by a head that promises what does not come */
-			server_send(fd, header.opcode, WIRE_FLAG_REPLY, header.serial, &(WirePageHead){ .next = 7, .count = 1000 },
-				    sizeof(WirePageHead), 0, NULL, 0);
+			server_send(fd, header.opcode, WIRE_FLAG_REPLY, header.serial,
+				    &(WirePageHead){ .next = 7, .count = 1000 }, sizeof(WirePageHead), 0, NULL, 0);
 		if (liar->other_serial)
 			break;
 	}

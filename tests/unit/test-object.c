@@ -173,7 +173,9 @@ static void shop_close(Shop *shop) {
 }
 
 static int get(Shop *shop, uint64_t session, ObjectFds *fds, const WireAclEntry *acl, uint32_t n_acl, Object **ret) {
-	ObjectKey key = { .session = session, .uid = 1000, .mode = fds->mode, .device = fds->device, .inode = fds->inode };
+	ObjectKey key = {
+		.session = session, .uid = 1000, .mode = fds->mode, .device = fds->device, .inode = fds->inode
+	};
 
 	return objects_get(&shop->objects, &key, fds, shop->account, acl, n_acl, ret);
 }

@@ -20,7 +20,7 @@
 
 typedef struct Fixture {
 	Registry registry;
-	const RegistryHeader *seen;	/* through the fd that consumers get */
+	const RegistryHeader *seen; /* through the fd that consumers get */
 	Object *object;
 } Fixture;
 
@@ -67,7 +67,8 @@ static uint32_t probe(const Fixture *fixture, const char *name) {
 	uint64_t hash = wire_name_hash(registry->hash_seed, name, strlen(name));
 
 	for (uint32_t i = 0; i < LAYOUT_PROBE_MAX; ++i) {
-		uint64_t entry = atomic_load(&layout_index(registry)[((uint32_t)hash + i) & (registry->index_size - 1)]);
+		uint64_t entry =
+			atomic_load(&layout_index(registry)[((uint32_t)hash + i) & (registry->index_size - 1)]);
 		const RegistrySlot *slot;
 
 		if (!entry)
@@ -158,7 +159,8 @@ static void the_index_survives_removals(void **state) {
 		for (int i = 0; i < CAPACITY; ++i) {
 			if (!(regions[i]->flags & WIRE_REGION_UNINDEXED))
 				assert_int_equal(probe(fixture, regions[i]->name), regions[i]->slot);
-			assert_ptr_equal(registry_find(&fixture->registry, regions[i]->name, regions[i]->name_length), regions[i]);
+			assert_ptr_equal(registry_find(&fixture->registry, regions[i]->name, regions[i]->name_length),
+					 regions[i]);
 		}
 		for (int i = 0; i < CAPACITY; ++i) {
 			int at = (int)((unsigned)i * 2654435761u % CAPACITY);

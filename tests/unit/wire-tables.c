@@ -38,60 +38,60 @@ static void print_field(const char *of, size_t offset, size_t size, const char *
 
 WIRE_STRUCTS(STRUCT)
 
-#define RegistryHeader_FIELDS(F)                                                                                       \
-	F(u64, magic, "0x67657262706d6873")                                                                    \
-	F(u32, version, "layout version, 1")                                                                   \
-	F(u32, header_size, "bytes of this struct")                                                            \
-	F(u64, total_size, "bytes of the registry, whole pages")                                               \
-	F(u64, epoch, "boot epoch")                                                                            \
-	F(b16, hash_seed, "two u64: the seed of the name hash")                                                \
-	F(u32, capacity, "slots")                                                                              \
-	F(u32, index_size, "entries of the index, a power of two")                                             \
-	F(u32, session_capacity, "entries of the session table")                                               \
-	F(u32, slot_size, "bytes of a slot")                                                                   \
-	F(u64, index_offset, "where the index begins")                                                         \
-	F(u64, sessions_offset, "where the session table begins")                                              \
-	F(u64, slots_offset, "where the slots begin")                                                          \
-	F(b40, reserved, "")                                                                                   \
-	F(u32, state, "1 open, 2 closed: no acquire succeeds any more")                                        \
-	F(u32, broker_cpu, "where the broker last ran")                                                        \
-	F(u64, gone_sequence, "grows whenever a generation is gone or revoked")                                \
+#define RegistryHeader_FIELDS(F)                                                \
+	F(u64, magic, "0x67657262706d6873")                                     \
+	F(u32, version, "layout version, 1")                                    \
+	F(u32, header_size, "bytes of this struct")                             \
+	F(u64, total_size, "bytes of the registry, whole pages")                \
+	F(u64, epoch, "boot epoch")                                             \
+	F(b16, hash_seed, "two u64: the seed of the name hash")                 \
+	F(u32, capacity, "slots")                                               \
+	F(u32, index_size, "entries of the index, a power of two")              \
+	F(u32, session_capacity, "entries of the session table")                \
+	F(u32, slot_size, "bytes of a slot")                                    \
+	F(u64, index_offset, "where the index begins")                          \
+	F(u64, sessions_offset, "where the session table begins")               \
+	F(u64, slots_offset, "where the slots begin")                           \
+	F(b40, reserved, "")                                                    \
+	F(u32, state, "1 open, 2 closed: no acquire succeeds any more")         \
+	F(u32, broker_cpu, "where the broker last ran")                         \
+	F(u64, gone_sequence, "grows whenever a generation is gone or revoked") \
 	F(b48, reserved2, "")
 
-#define RegistrySlot_FIELDS(F)                                                                                         \
-	F(u64, word, "generation << 2 | state, 0 when the slot is free")                                       \
-	F(u64, size, "bytes of the region")                                                                    \
-	F(u64, offset, "where the region begins, bytes into the memory")                                       \
-	F(u16, name_length, "bytes of name")                                                                   \
-	F(u8, kind, "MEMORY, CUDA_IPC or CUDA_VMM")                                                            \
-	F(u8, access, "READ, WRITE")                                                                           \
-	F(u32, flags, "region flags")                                                                          \
-	F(b256, name, "name_length bytes of name")                                                             \
-	F(u64, object, "id of the memory")                                                                     \
-	F(u64, object_size, "bytes of the whole memory")                                                       \
-	F(u32, owner, "opaque number of the owner")                                                            \
-	F(u32, scan, "scan number, for NOTIFY")                                                                \
-	F(u32, ready_index, "not used by this version")                                                        \
-	F(u32, reserved, "")                                                                                   \
-	F(u64, ready_object, "not used by this version")                                                       \
+#define RegistrySlot_FIELDS(F)                                           \
+	F(u64, word, "generation << 2 | state, 0 when the slot is free") \
+	F(u64, size, "bytes of the region")                              \
+	F(u64, offset, "where the region begins, bytes into the memory") \
+	F(u16, name_length, "bytes of name")                             \
+	F(u8, kind, "MEMORY, CUDA_IPC or CUDA_VMM")                      \
+	F(u8, access, "READ, WRITE")                                     \
+	F(u32, flags, "region flags")                                    \
+	F(b256, name, "name_length bytes of name")                       \
+	F(u64, object, "id of the memory")                               \
+	F(u64, object_size, "bytes of the whole memory")                 \
+	F(u32, owner, "opaque number of the owner")                      \
+	F(u32, scan, "scan number, for NOTIFY")                          \
+	F(u32, ready_index, "not used by this version")                  \
+	F(u32, reserved, "")                                             \
+	F(u64, ready_object, "not used by this version")                 \
 	F(b56, reserved2, "")
 
-#define LeasePageHeader_FIELDS(F)                                                                                      \
-	F(u64, magic, "0x65736c62706d6873")                                                                    \
-	F(u32, version, "layout version, 1")                                                                   \
-	F(u32, header_size, "bytes of this struct")                                                            \
-	F(u64, total_size, "bytes of the page, whole pages")                                                   \
-	F(u64, session, "session id")                                                                          \
-	F(u32, capacity, "slots")                                                                              \
-	F(u32, lanes, "lanes; the last one is shared")                                                         \
-	F(u32, mode, "ASYMMETRIC or RMW")                                                                      \
-	F(u32, reserved, "")                                                                                   \
-	F(u64, rung_offset, "where the rung words begin")                                                      \
-	F(u64, lanes_offset, "where the lanes begin")                                                          \
+#define LeasePageHeader_FIELDS(F)                            \
+	F(u64, magic, "0x65736c62706d6873")                  \
+	F(u32, version, "layout version, 1")                 \
+	F(u32, header_size, "bytes of this struct")          \
+	F(u64, total_size, "bytes of the page, whole pages") \
+	F(u64, session, "session id")                        \
+	F(u32, capacity, "slots")                            \
+	F(u32, lanes, "lanes; the last one is shared")       \
+	F(u32, mode, "ASYMMETRIC or RMW")                    \
+	F(u32, reserved, "")                                 \
+	F(u64, rung_offset, "where the rung words begin")    \
+	F(u64, lanes_offset, "where the lanes begin")        \
 	F(u64, lanes_used, "bit per lane, set before the first use of a lane")
 
-#define LaneCounter_FIELDS(F)                                                                                          \
-	F(u32, acquired, "leases taken, modulo 2^32")                                                          \
+#define LaneCounter_FIELDS(F)                         \
+	F(u32, acquired, "leases taken, modulo 2^32") \
 	F(u32, released, "leases given back, modulo 2^32")
 
 #define LAYOUT_STRUCT(_type, _title, _tail)                                         \
