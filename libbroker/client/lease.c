@@ -6,6 +6,7 @@
  */
 
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -15,15 +16,16 @@
 
 /* internal[] of a lease */
 enum {
-	LEASE_WORD,			/* the slot's word under which it was granted */
+	LEASE_WORD, /* the slot's word under which it was granted */
 	LEASE_SLOT,
-	LEASE_OFFSET,			/* of the lease in the memory */
-	LEASE_FD,			/* for guarded copies, plus one; 0 for none */
+	LEASE_OFFSET, /* of the lease in the memory */
+	LEASE_FD,     /* for guarded copies, plus one; 0 for none */
 };
 
+/* beside 0, codes and -errno */
 enum {
-	ACQUIRE_MAP = -1,		/* the generation is not mapped with this access yet */
-	ACQUIRE_AGAIN = -2,		/* the slot changed meanwhile */
+	ACQUIRE_MAP = INT_MIN, /* the generation is not mapped with this access yet */
+	ACQUIRE_AGAIN,	       /* the slot changed meanwhile */
 };
 
 /* the compiler must not move the count past the look; the broker's membarrier does the rest */
@@ -54,15 +56,18 @@ static void ring(struct shmb_client *client, uint32_t slot, uint64_t word) {
 		atomic_store(&layout_rung(client->page)[slot], scan + 1);
 }
 
-static uint64_t release_count(struct shmb_client *client, uint32_t slot, uint64_t word) {
+/*
+ * Returns the word that stands in the slot after the count. Whatever generation waits there is told: a count that a
+ * failed acquire takes back may have fallen on the one that came after.
+ */
+static uint64_t release_count(struct shmb_client *client, uint32_t slot) {
 	uint32_t lane = lane_get(client);
 	uint64_t now;
 
 	count(client, lane, &lane_counter(client, lane, slot)->released);
 	now = atomic_load(&layout_slots(client->registry)[slot].word);
-	if (now != word || layout_word_state(now) != WIRE_STATE_ACTIVE)
-		if (layout_word_generation(now) == layout_word_generation(word))
-			ring(client, slot, word);
+	if (__builtin_expect(now && layout_word_state(now) != WIRE_STATE_ACTIVE, 0))
+		ring(client, slot, now);
 	return now;
 }
 
@@ -80,6 +85,7 @@ static int acquire(struct shmb_client *client, uint32_t slot, uint64_t word, uin
 		   uint32_t access, struct shmb_lease *ret) {
 	const RegistrySlot *published = &layout_slots(client->registry)[slot];
 	const MapEntry *entry = &client->maps[slot];
+	uint64_t region_size;
 	uint8_t *base;
 	uint32_t lane;
 
@@ -88,17 +94,18 @@ static int acquire(struct shmb_client *client, uint32_t slot, uint64_t word, uin
 	base = atomic_load_explicit(&entry->base[map_mode(access)], memory_order_acquire);
 	if (!base && !(access & SHMB_COPY))
 		return ACQUIRE_MAP;
-	if (size == SHMB_REST && offset <= entry->size)
-		size = entry->size - offset;
-	if (__builtin_expect(!range_within(offset, size, entry->size), 0))
+	region_size = atomic_load_explicit(&entry->size, memory_order_relaxed);
+	if (size == SHMB_REST && offset <= region_size)
+		size = region_size - offset;
+	if (__builtin_expect(!range_within(offset, size, region_size), 0))
 		return out_of_bounds();
 
 	lane = lane_get(client);
 	count(client, lane, &lane_counter(client, lane, slot)->acquired);
 	if (__builtin_expect(atomic_load(&published->word) != word || !session_holds(client), 0)) {
-		(void)release_count(client, slot, word);
-		return session_holds(client) ? ACQUIRE_AGAIN :
-					       error_set(SHMB_E_DETACHED, "the broker has ended this session");
+		(void)release_count(client, slot);
+		return session_holds(client) ? ACQUIRE_AGAIN
+					     : error_set(SHMB_E_DETACHED, "the broker has ended this session");
 	}
 	*ret = (struct shmb_lease){
 		.address = access & SHMB_COPY ? NULL : base + offset,
@@ -107,21 +114,27 @@ static int acquire(struct shmb_client *client, uint32_t slot, uint64_t word, uin
 		.device = -1,
 		.generation = layout_word_generation(word),
 		.access = access,
-		.flags = entry->flags,
+		.flags = atomic_load_explicit(&entry->flags, memory_order_relaxed),
 		.client = client,
-		.internal = { [LEASE_WORD] = word, [LEASE_SLOT] = slot, [LEASE_OFFSET] = entry->offset + offset },
+		.internal = {
+			[LEASE_WORD] = word,
+			[LEASE_SLOT] = slot,
+			[LEASE_OFFSET] = atomic_load_explicit(&entry->offset, memory_order_relaxed) + offset,
+		},
 	};
 	return 0;
 }
 
 /* the slot that a reader finds, with the word it had; false is not authoritative */
-static bool probe(const struct shmb_client *client, const char *name, size_t length, uint32_t *ret_slot, uint64_t *ret_word) {
+static bool probe(const struct shmb_client *client, const char *name, size_t length, uint32_t *ret_slot,
+		  uint64_t *ret_word) {
 	const RegistryHeader *registry = client->registry;
 	uint64_t hash = wire_name_hash(registry->hash_seed, name, length);
 	uint32_t mask = registry->index_size - 1;
 
 	for (uint32_t i = 0; i < LAYOUT_PROBE_MAX; ++i) {
-		uint64_t entry = atomic_load_explicit(&layout_index(registry)[((uint32_t)hash + i) & mask], memory_order_acquire);
+		uint64_t entry = atomic_load_explicit(&layout_index(registry)[((uint32_t)hash + i) & mask],
+						      memory_order_acquire);
 		const RegistrySlot *slot;
 		uint32_t at;
 		uint64_t word;
@@ -143,11 +156,13 @@ static bool probe(const struct shmb_client *client, const char *name, size_t len
 }
 
 /* asks the broker, whose word on names is final */
-static int resolve(struct shmb_client *client, const char *name, size_t length, uint32_t *ret_slot, uint64_t *ret_generation,
-		   uint64_t *ret_size) {
+static int resolve(struct shmb_client *client, const char *name, size_t length, uint32_t *ret_slot,
+		   uint64_t *ret_generation, uint64_t *ret_size) {
 	WireCountHead head = { .count = 1 };
 	WireLookupEntry entry = {
-		.size = WIRE_REST, .flags = WIRE_LOOKUP_NO_LEASE, .name_length = (uint16_t)length,
+		.size = WIRE_REST,
+		.flags = WIRE_LOOKUP_NO_LEASE,
+		.name_length = (uint16_t)length,
 	};
 	WireLookupResult result;
 	WireWriter writer;
@@ -188,8 +203,9 @@ static int check_access(const struct shmb_client *client, uint32_t access) {
 	if (!(access & SHMB_READ) || access & ~(uint32_t)(SHMB_READ | SHMB_WRITE | SHMB_COPY))
 		return error_set(SHMB_E_INVALID, "access is SHMB_READ, with SHMB_WRITE, with SHMB_COPY");
 	if (!client->page)
-		return error_set(SHMB_E_NOT_ATTACHED, client->roles & SHMB_ROLE_CONSUMER ?
-				 "this client was made without a lease page" : "this client has not the role consumer");
+		return error_set(SHMB_E_NOT_ATTACHED, client->roles & SHMB_ROLE_CONSUMER
+							      ? "this client was made without a lease page"
+							      : "this client has not the role consumer");
 	return 0;
 }
 
@@ -201,8 +217,8 @@ static int check_name(const char *name, size_t length) {
 }
 
 /* the first use of a generation, and whatever else the fast path cannot settle */
-static int acquire_generation(struct shmb_client *client, uint32_t slot, uint64_t generation, uint64_t offset, uint64_t size,
-			      uint32_t access, struct shmb_lease *ret) {
+static int acquire_generation(struct shmb_client *client, uint32_t slot, uint64_t generation, uint64_t offset,
+			      uint64_t size, uint32_t access, struct shmb_lease *ret) {
 	uint64_t word, populated = size;
 	int r;
 
@@ -253,7 +269,8 @@ int shmb_client_get_memory_info(struct shmb_client *client, const char *name, ui
 	if (r)
 		return r;
 	/* a bad name is in no index: whoever is slow is told */
-	if (!(access & SHMB_COPY) && length <= WIRE_NAME_MAX && probe(client, name, length, &slot, &word) && layout_word_grants(word)) {
+	if (!(access & SHMB_COPY) && length <= WIRE_NAME_MAX && probe(client, name, length, &slot, &word) &&
+	    layout_word_grants(word)) {
 		r = acquire(client, slot, word, offset, size, access, ret);
 		if (r >= 0) {
 			maps_reap(client);
@@ -281,6 +298,27 @@ int shmb_handle_open(struct shmb_client *client, const char *name, struct shmb_h
 	return 0;
 }
 
+/* A slot that was found RETIRING may go back to LAZY: who asks for its name is answered after the broker's scan. */
+static int ask_again(struct shmb_client *client, const struct shmb_handle *handle, uint64_t word) {
+	const RegistrySlot *published = &layout_slots(client->registry)[handle->slot];
+	size_t length = published->name_length;
+	uint64_t generation, size;
+	char name[SHMB_NAME_MAX];
+	uint32_t slot;
+	int r;
+
+	if (length > sizeof(name))
+		return error_plain(-EPROTO);
+	memcpy(name, published->name, length);
+	if (atomic_load_explicit(&published->word, memory_order_acquire) != word)
+		return ACQUIRE_AGAIN;
+	r = resolve(client, name, length, &slot, &generation, &size);
+	if (r < 0)
+		return r;
+	return !r && slot == handle->slot && generation == handle->generation ? ACQUIRE_AGAIN
+									      : error_plain(SHMB_E_RETIRING);
+}
+
 int shmb_handle_get_memory_info(struct shmb_client *client, const struct shmb_handle *handle, uint64_t offset,
 				uint64_t size, uint32_t access, struct shmb_lease *ret) {
 	uint64_t word;
@@ -299,10 +337,16 @@ int shmb_handle_get_memory_info(struct shmb_client *client, const struct shmb_ha
 			return error_set(SHMB_E_STALE, "that generation is over");
 		if (layout_word_state(word) == WIRE_STATE_REVOKED)
 			return error_plain(SHMB_E_REVOKED);
-		r = ACQUIRE_AGAIN;
-		if (!(access & SHMB_COPY) && layout_word_grants(word))
+		if (!layout_word_grants(word)) {
+			r = ask_again(client, handle, word);
+			if (r != ACQUIRE_AGAIN)
+				return r;
+			continue;
+		}
+		r = ACQUIRE_MAP;
+		if (!(access & SHMB_COPY))
 			r = acquire(client, handle->slot, word, offset, size, access, ret);
-		if (r < 0)
+		if (r == ACQUIRE_MAP)
 			r = acquire_generation(client, handle->slot, handle->generation, offset, size, access, ret);
 		if (r >= 0) {
 			maps_reap(client);
@@ -324,7 +368,7 @@ int shmb_lease_release(struct shmb_lease *lease) {
 		return error_plain(SHMB_E_FORKED);
 	word = lease->internal[LEASE_WORD];
 	lease->address = NULL;
-	now = release_count(client, (uint32_t)lease->internal[LEASE_SLOT], word);
+	now = release_count(client, (uint32_t)lease->internal[LEASE_SLOT]);
 	if (__builtin_expect(now == word, 1))
 		return 0;
 	maps_reap(client);
@@ -382,8 +426,8 @@ static int copy_by_fd(const struct shmb_lease *lease, uint64_t offset, void *to,
 	if (!range_within(at, size, (uint64_t)st.st_size))
 		return truncated();
 	while (done < size) {
-		ssize_t n = to ? pread(fd, (uint8_t *)to + done, size - done, (off_t)(at + done)) :
-				 pwrite(fd, (const uint8_t *)from + done, size - done, (off_t)(at + done));
+		ssize_t n = to ? pread(fd, (uint8_t *)to + done, size - done, (off_t)(at + done))
+			       : pwrite(fd, (const uint8_t *)from + done, size - done, (off_t)(at + done));
 
 		if (n < 0 && errno == EINTR)
 			continue;

@@ -179,7 +179,8 @@ static int ask(struct shmb_client *client, uint32_t slot, uint64_t generation, u
 
 	r = call_fixed(client, WIRE_OP_MAP, &request, sizeof(request), NULL, &call, &body, ret, sizeof(*ret));
 	if (!r) {
-		if (!wire_read_bytes(&body, ret->handle_length) || !wire_reader_end(&body) || ret->generation != generation)
+		if (!wire_read_bytes(&body, ret->handle_length) || !wire_reader_end(&body) ||
+		    ret->generation != generation)
 			r = error_plain(-EPROTO);
 		else if (call.n_fds)
 			*ret_fd = steal_fd(&call.fds[0]);
@@ -188,7 +189,8 @@ static int ask(struct shmb_client *client, uint32_t slot, uint64_t generation, u
 	return r;
 }
 
-int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, uint64_t offset, uint64_t size) {
+int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, uint64_t offset,
+	       uint64_t size) {
 	MapEntry *entry = &client->maps[slot];
 	uint64_t have = layout_slots(client->registry)[slot].object;
 	WireMapReply reply;

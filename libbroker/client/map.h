@@ -18,21 +18,21 @@
 struct MappedObject {
 	MappedObject *next;
 	uint64_t id;
-	uint64_t size;			/* bytes that are mapped */
-	uint32_t writable;		/* the access mode: one object for reading, one for writing */
-	uint32_t n_refs;		/* windows */
-	uint8_t *base;			/* NULL until a pointer is wanted */
-	int fd;				/* kept for guarded copies, else -EBADF */
+	uint64_t size;	   /* bytes that are mapped */
+	uint32_t writable; /* the access mode: one object for reading, one for writing */
+	uint32_t n_refs;   /* windows */
+	uint8_t *base;	   /* NULL until a pointer is wanted */
+	int fd;		   /* kept for guarded copies, else -EBADF */
 };
 
 struct MapEntry {
-	_Atomic uint64_t generation;	/* 0 while the entry is empty or changes */
-	uint64_t size;			/* of the region, as MAP said */
-	uint64_t offset;		/* of the region in the object */
-	uint32_t flags;			/* WIRE_REGION_* */
+	_Atomic uint64_t generation; /* 0 while the entry is empty or changes */
+	_Atomic uint64_t size;	     /* of the region, as MAP said */
+	_Atomic uint64_t offset;     /* of the region in the object */
+	_Atomic uint32_t flags;	     /* WIRE_REGION_* */
 	uint32_t kind;
-	_Atomic(uint8_t *) base[2];	/* the window, for reading and for writing; NULL when not mapped so */
-	MappedObject *object[2];	/* under map_lock */
+	_Atomic(uint8_t *) base[2]; /* the window, for reading and for writing; NULL when not mapped so */
+	MappedObject *object[2];    /* under map_lock */
 };
 
 _Static_assert(sizeof(MapEntry) == 64, "one cache line a slot");
@@ -41,7 +41,8 @@ _Static_assert(sizeof(MapEntry) == 64, "one cache line a slot");
  * Makes @slot's entry serve @generation with @access (SHMB_READ, SHMB_WRITE, SHMB_COPY) and populates
  * [@offset, @offset + @size) of the region at its first use. Returns 0, a wire code or -errno.
  */
-int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, uint64_t offset, uint64_t size);
+int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, uint64_t offset,
+	       uint64_t size);
 /* the fd for guarded copies on a window that is mapped with SHMB_COPY, or -EBADF; valid as long as the lease */
 int map_copy_fd(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access);
 /* unmaps what is over, if anything may be */
