@@ -7,7 +7,6 @@
 #include <time.h>
 
 #include "client.h"
-#include "map.h"
 
 uint8_t *client_request_begin(WireWriter *writer, uint16_t opcode) {
 	uint8_t *buffer = malloc(WIRE_MESSAGE_MAX);
@@ -59,8 +58,14 @@ static void client_take_event(struct shmb_client *client, const uint8_t *message
 	}
 	node->next = NULL;
 	node->event = (struct shmb_event){
-		.type = event.type, .slot = event.slot, .generation = event.generation, .session = event.session,
-		.size = event.size, .count = event.count, .pid = event.pid, .uid = event.uid,
+		.type = event.type,
+		.slot = event.slot,
+		.generation = event.generation,
+		.session = event.session,
+		.size = event.size,
+		.count = event.count,
+		.pid = event.pid,
+		.uid = event.uid,
 	};
 	memcpy(node->event.name, name, event.name_length);
 	*client->events_tail = node;
@@ -79,7 +84,8 @@ static int reply_result(const uint8_t *message, size_t size, const WireHeader *h
 	return error.code && error.code < INT32_MAX ? (int)error.code : -EPROTO;
 }
 
-static void client_take_reply(struct shmb_client *client, const WireHeader *header, int *fds, const FdMessage *received) {
+static void client_take_reply(struct shmb_client *client, const WireHeader *header, int *fds,
+			      const FdMessage *received) {
 	Call **at = &client->calls;
 	Call *call;
 
@@ -185,6 +191,8 @@ int client_read(struct shmb_client *client, int timeout) {
 }
 
 static int call_start(struct shmb_client *client, Call *call) {
+	int r;
+
 	pthread_mutex_lock(&client->io_lock);
 	while (!client->broken && client->n_calls >= WIRE_OUTSTANDING_MAX) {
 		if (client->reading)
@@ -192,16 +200,15 @@ static int call_start(struct shmb_client *client, Call *call) {
 		else
 			(void)client_read_locked(client, -1);
 	}
-	if (client->broken) {
-		pthread_mutex_unlock(&client->io_lock);
-		return client->broken;
+	r = client->broken;
+	if (!r) {
+		call->serial = ++client->last_serial;
+		call->next = client->calls;
+		client->calls = call;
+		client->n_calls++;
 	}
-	call->serial = ++client->last_serial;
-	call->next = client->calls;
-	client->calls = call;
-	client->n_calls++;
 	pthread_mutex_unlock(&client->io_lock);
-	return 0;
+	return r;
 }
 
 static void call_abandon(struct shmb_client *client, Call *call) {
@@ -266,8 +273,8 @@ int call_run(struct shmb_client *client, WireWriter *request, const int *fds, si
 	return r ? error_plain(r) : 0;
 }
 
-int call_fixed(struct shmb_client *client, uint16_t opcode, const void *request, size_t size, const char *tail, Call *call,
-	       WireReader *body, void *ret, size_t ret_size) {
+int call_fixed(struct shmb_client *client, uint16_t opcode, const void *request, size_t size, const char *tail,
+	       Call *call, WireReader *body, void *ret, size_t ret_size) {
 	WireWriter writer;
 	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, opcode);
 	int r;
@@ -302,37 +309,4 @@ int client_notify(struct shmb_client *client, uint32_t slot, uint32_t scan, uint
 		if (poll(&poll_fd, 1, -1) < 0 && errno != EINTR)
 			return -errno;
 	return r;
-}
-
-static EventNode *client_next_node(struct shmb_client *client) {
-	EventNode *node = client->events;
-
-	if (!node)
-		return NULL;
-	client->events = node->next;
-	if (!client->events)
-		client->events_tail = &client->events;
-	client->n_events--;
-	return node;
-}
-
-void client_settle(struct shmb_client *client) {
-	void (*callback)(void *userdata, const struct shmb_event *event);
-	void *userdata;
-	EventNode *node;
-
-	maps_reap(client);
-	for (;;) {
-		pthread_mutex_lock(&client->io_lock);
-		callback = client->callback;
-		userdata = client->callback_userdata;
-		/* without a callback, events of a subscription wait for shmb_client_next_event() */
-		node = callback || !client->event_mask ? client_next_node(client) : NULL;
-		pthread_mutex_unlock(&client->io_lock);
-		if (!node)
-			return;
-		if (callback)
-			callback(userdata, &node->event);
-		free(node);
-	}
 }

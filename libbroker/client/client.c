@@ -104,12 +104,12 @@ static int client_map_shared(struct shmb_client *client, const WireAttachReply *
 	maps = mmap(NULL, (size_t)reply->capacity * sizeof(MapEntry), PROT_READ | PROT_WRITE,
 		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	r = maps == MAP_FAILED ? -errno : 0;
-	if (!r && (layout_registry_check(registry, reply->registry_size) ||
-		   layout_lease_page_check(page, reply->page_size) ||
-		   ((RegistryHeader *)registry)->capacity != reply->capacity ||
-		   ((LeasePageHeader *)page)->capacity != reply->capacity ||
-		   ((LeasePageHeader *)page)->lanes != reply->lanes ||
-		   reply->session_index >= ((RegistryHeader *)registry)->session_capacity))
+	if (!r &&
+	    (layout_registry_check(registry, reply->registry_size) || layout_lease_page_check(page, reply->page_size) ||
+	     ((RegistryHeader *)registry)->capacity != reply->capacity ||
+	     ((LeasePageHeader *)page)->capacity != reply->capacity ||
+	     ((LeasePageHeader *)page)->lanes != reply->lanes || ((LeasePageHeader *)page)->mode != reply->mode ||
+	     reply->session_index >= ((RegistryHeader *)registry)->session_capacity))
 		r = -EPROTO;
 	if (r) {
 		munmap(registry, reply->registry_size);
@@ -171,9 +171,12 @@ static int client_init(struct shmb_client *client) {
 }
 
 int shmb_client_new(struct shmb_client **ret, const char *socket_path, uint32_t roles, uint32_t flags) {
-	struct shmb_client *client = calloc(1, sizeof(*client));
+	struct shmb_client *client;
 	int r;
 
+	if (flags & ~(uint32_t)(SHMB_ACCEPT_UNSEALED | SHMB_NO_POPULATE | SHMB_FORCE_RMW | SHMB_NO_LEASE_PAGE))
+		return error_set(SHMB_E_INVALID, "unknown flags");
+	client = calloc(1, sizeof(*client));
 	if (!client)
 		return error_plain(-ENOMEM);
 	client->flags = flags;
@@ -260,13 +263,14 @@ int shmb_client_process(struct shmb_client *client) {
 }
 
 int shmb_client_ping(struct shmb_client *client, uint64_t *ret_ns) {
-	WirePing ping = { .payload = client->session ^ client->last_serial }, reply;
+	WirePing ping, reply;
 	struct timespec before, after;
 	WireReader body;
 	Call call;
 	int r;
 
 	clock_gettime(CLOCK_MONOTONIC, &before);
+	ping.payload = client->session ^ (uint64_t)before.tv_nsec;
 	r = call_fixed(client, WIRE_OP_PING, &ping, sizeof(ping), NULL, &call, &body, &reply, sizeof(reply));
 	clock_gettime(CLOCK_MONOTONIC, &after);
 	if (!r && (!wire_reader_end(&body) || reply.payload != ping.payload))

@@ -30,11 +30,11 @@ typedef struct MappedObject MappedObject;
 /* a request that waits for its reply; lives on its caller's stack */
 struct Call {
 	uint64_t serial;
-	uint8_t *message;		/* the reply, owned by the call */
+	uint8_t *message; /* the reply, owned by the call */
 	size_t size;
-	int fds[WIRE_FDS_ROOM];		/* owned by the call until taken with steal_fd() */
+	int fds[WIRE_FDS_ROOM]; /* owned by the call until taken with steal_fd() */
 	size_t n_fds;
-	int result;			/* once done: 0, -errno or a wire code */
+	int result; /* once done: 0, -errno or a wire code */
 	bool done;
 	Call *next;
 };
@@ -44,12 +44,12 @@ struct shmb_client {
 	uint32_t fork_epoch;
 	uint32_t flags;
 	uint32_t lanes;
-	uint32_t mode;			/* WIRE_ATTACH_*, 0 without a lease page */
-	uint64_t id;			/* of this object in this process, never used again */
+	uint32_t mode; /* WIRE_ATTACH_*, 0 without a lease page */
+	uint64_t id;   /* of this object in this process, never used again */
 	uint64_t session;
 	const RegistryHeader *registry;
 	LeasePageHeader *page;
-	MapEntry *maps;			/* by slot */
+	MapEntry *maps; /* by slot */
 	uint32_t capacity;
 	uint32_t session_index;
 	uint64_t registry_size;
@@ -62,30 +62,31 @@ struct shmb_client {
 	char broker_version[32];
 	int fd;
 
-	pthread_mutex_t io_lock;	/* calls, events, the reader's role */
+	pthread_mutex_t io_lock; /* calls, events, the reader's role */
 	pthread_cond_t io_changed;
 	bool reading;
-	int broken;			/* -errno once the connection is over */
+	int broken; /* -errno once the connection is over */
 	uint64_t last_serial;
 	uint32_t n_calls;
 	Call *calls;
-	uint8_t *receive;		/* of the reader */
+	uint8_t *receive; /* of the reader */
 	EventNode *events, **events_tail;
 	uint32_t n_events;
 	uint64_t events_lost;
 	uint32_t event_mask;
+	bool delivering; /* some thread hands events to the callback */
 	void (*callback)(void *userdata, const struct shmb_event *event);
 	void *callback_userdata;
 
-	pthread_mutex_t map_lock;	/* objects, map entries, lanes */
+	pthread_mutex_t map_lock; /* objects, map entries, lanes */
 	MappedObject *objects;
-	uint32_t *mapped_slots;		/* slots whose entry is in use */
+	uint32_t *mapped_slots; /* slots whose entry is in use */
 	uint32_t n_mapped;
 	uint32_t n_mapped_max;
 	uint64_t lanes_taken;
-	_Atomic uint64_t gone_seen;	/* the registry's gone_sequence when maps were last looked through */
+	_Atomic uint64_t gone_seen; /* the registry's gone_sequence when maps were last looked through */
 
-	struct shmb_client *next;	/* of all clients of this process */
+	struct shmb_client *next; /* of all clients of this process */
 };
 
 struct EventNode {
@@ -112,8 +113,8 @@ int call_run(struct shmb_client *client, WireWriter *request, const int *fds, si
  * A request of one fixed struct, with a text behind it unless @tail is NULL, and a reply that begins with one: copies
  * that to @ret and leaves @body behind it. Returns what call_run() does, or -EPROTO. The call must be ended.
  */
-int call_fixed(struct shmb_client *client, uint16_t opcode, const void *request, size_t size, const char *tail, Call *call,
-	       WireReader *body, void *ret, size_t ret_size);
+int call_fixed(struct shmb_client *client, uint16_t opcode, const void *request, size_t size, const char *tail,
+	       Call *call, WireReader *body, void *ret, size_t ret_size);
 /* a reader on the reply's body */
 WireReader call_body(const Call *call);
 /* frees the reply and closes fds that were not taken; may be called twice */
@@ -122,10 +123,13 @@ void call_end(Call *call);
 int client_read(struct shmb_client *client, int timeout);
 /* sends without waiting for a reply */
 int client_notify(struct shmb_client *client, uint32_t slot, uint32_t scan, uint64_t generation);
-/* hands queued events to the callback, unmaps what is gone */
-void client_settle(struct shmb_client *client);
 /* a buffer for requests: WIRE_MESSAGE_MAX bytes, 8-byte aligned; free() it */
 uint8_t *client_request_begin(WireWriter *writer, uint16_t opcode);
+
+/* ---- event.c ---- */
+
+/* hands queued events to the callback, unmaps what is gone */
+void client_settle(struct shmb_client *client);
 
 /* ---- error.c ---- */
 
