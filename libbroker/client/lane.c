@@ -94,6 +94,21 @@ void client_list_remove(struct shmb_client *client) {
 	pthread_mutex_unlock(&list_lock);
 }
 
+/* a thread that outlives many clients does not keep their lanes in mind */
+static void thread_forget_dead(void) {
+	ThreadLanes *lanes = key_is_made ? pthread_getspecific(key) : NULL;
+	uint32_t n = 0;
+
+	if (!lanes || lanes->n < lanes->room)
+		return;
+	pthread_mutex_lock(&list_lock);
+	for (uint32_t i = 0; i < lanes->n; ++i)
+		if (client_find(lanes->at[i].client))
+			lanes->at[n++] = lanes->at[i];
+	pthread_mutex_unlock(&list_lock);
+	lanes->n = n;
+}
+
 /* Remembers the lane for the thread's end; false without memory: then the shared lane serves. */
 static bool thread_remember(uint64_t client, uint32_t lane) {
 	ThreadLanes *lanes = pthread_getspecific(key), *bigger;
@@ -121,6 +136,7 @@ static bool thread_remember(uint64_t client, uint32_t lane) {
 static uint32_t lane_take(struct shmb_client *client) {
 	uint32_t lane, shared = client->lanes - 1;
 
+	thread_forget_dead();
 	pthread_mutex_lock(&client->map_lock);
 	for (lane = 0; lane < shared && client->lanes_taken >> lane & 1; ++lane)
 		;

@@ -27,7 +27,7 @@ struct shmb_status_iter {
 	char *name;
 	Call call;
 	WireReader body;
-	uint32_t left;			/* entries of this page */
+	uint32_t left; /* entries of this page */
 	bool last;
 	char name_text[SHMB_NAME_MAX + 1];
 	char container[256];
@@ -35,12 +35,15 @@ struct shmb_status_iter {
 	struct shmb_status status;
 };
 
-int shmb_status_iter_new(struct shmb_client *client, const struct shmb_status_filter *filter, struct shmb_status_iter **ret) {
+int shmb_status_iter_new(struct shmb_client *client, const struct shmb_status_filter *filter,
+			 struct shmb_status_iter **ret) {
 	struct shmb_status_filter wanted = {};
 	struct shmb_status_iter *iter;
 
 	if (client_is_foreign(client))
 		return error_plain(SHMB_E_FORKED);
+	if (filter && !filter->struct_size)
+		return error_set(SHMB_E_INVALID, "struct_size of the filter is not set");
 	if (filter)
 		memcpy(&wanted, filter, filter->struct_size < sizeof(wanted) ? filter->struct_size : sizeof(wanted));
 	if (wanted.name && strlen(wanted.name) > SHMB_NAME_MAX)
@@ -79,8 +82,11 @@ static int status_read(struct shmb_status_iter *iter) {
 	for (uint32_t i = 0; i < entry.holder_count; ++i) {
 		wire_read(&iter->body, &holder, sizeof(holder));
 		iter->holders[i] = (struct shmb_holder){
-			.session = holder.session, .pid = holder.pid, .uid = holder.uid,
-			.leases = holder.leases, .flags = holder.flags,
+			.session = holder.session,
+			.pid = holder.pid,
+			.uid = holder.uid,
+			.leases = holder.leases,
+			.flags = holder.flags,
 		};
 		copy_comm(iter->holders[i].comm, &holder.comm);
 	}
@@ -122,8 +128,8 @@ int shmb_status_iter_next(struct shmb_status_iter *iter, const struct shmb_statu
 			*ret = NULL;
 			return 0;
 		}
-		r = call_fixed(iter->client, WIRE_OP_STATUS, &iter->request, sizeof(iter->request), iter->name, &iter->call,
-			       &iter->body, &head, sizeof(head));
+		r = call_fixed(iter->client, WIRE_OP_STATUS, &iter->request, sizeof(iter->request), iter->name,
+			       &iter->call, &iter->body, &head, sizeof(head));
 		if (r)
 			return r;
 		iter->left = head.count;
@@ -147,7 +153,8 @@ struct shmb_status_iter *shmb_status_iter_free(struct shmb_status_iter *iter) {
 	return NULL;
 }
 
-static int client_read_entry(WireReader *body, int (*each)(void *userdata, const struct shmb_client_status *), void *userdata) {
+static int client_read_entry(WireReader *body, int (*each)(void *userdata, const struct shmb_client_status *),
+			     void *userdata) {
 	WireClientEntry entry;
 	struct shmb_client_status status;
 	char container[256];
@@ -186,7 +193,8 @@ int shmb_client_each_client(struct shmb_client *client, int (*each)(void *userda
 	int r;
 
 	do {
-		r = call_fixed(client, WIRE_OP_CLIENTS, &request, sizeof(request), NULL, &call, &body, &head, sizeof(head));
+		r = call_fixed(client, WIRE_OP_CLIENTS, &request, sizeof(request), NULL, &call, &body, &head,
+			       sizeof(head));
 		for (uint32_t i = 0; !r && i < head.count; ++i)
 			r = client_read_entry(&body, each, userdata);
 		call_end(&call);
@@ -226,7 +234,8 @@ int shmb_client_each_stat(struct shmb_client *client, uint32_t with_accounts,
 	int r;
 
 	do {
-		r = call_fixed(client, WIRE_OP_STATS, &request, sizeof(request), NULL, &call, &body, &head, sizeof(head));
+		r = call_fixed(client, WIRE_OP_STATS, &request, sizeof(request), NULL, &call, &body, &head,
+			       sizeof(head));
 		for (uint32_t i = 0; !r && i < head.count; ++i)
 			r = stat_read_entry(&body, each, userdata);
 		call_end(&call);

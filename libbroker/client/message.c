@@ -8,7 +8,9 @@
 #include "client.h"
 #include "wire/name.h"
 
-static int read_lookups(const Call *call, uint32_t n, struct shmb_message_lease *ret, int *ret_results) {
+/* @positions: where in the caller's arrays each of @n answers belongs */
+static int read_lookups(const Call *call, const uint32_t *positions, uint32_t n, struct shmb_message_lease *ret,
+			int *ret_results) {
 	WireReader body = call_body(call);
 	WireLookupResult result;
 	WireCountHead head;
@@ -18,12 +20,14 @@ static int read_lookups(const Call *call, uint32_t n, struct shmb_message_lease 
 	if (head.count != n)
 		return error_plain(-EPROTO);
 	for (uint32_t i = 0; i < n; ++i) {
+		uint32_t at = positions[i];
+
 		wire_read(&body, &result, sizeof(result));
 		text = wire_read_bytes(&body, result.text_length);
 		if (!text || !wire_read_bytes(&body, result.handle_length))
 			return error_plain(-EPROTO);
-		ret_results[i] = result.code ? error_setn((int)result.code, text, result.text_length) : 0;
-		ret[i] = (struct shmb_message_lease){
+		ret_results[at] = result.code ? error_setn((int)result.code, text, result.text_length) : 0;
+		ret[at] = (struct shmb_message_lease){
 			.lease = result.lease,
 			.generation = result.generation,
 			.offset = result.offset,
@@ -38,35 +42,45 @@ static int read_lookups(const Call *call, uint32_t n, struct shmb_message_lease 
 
 int shmb_client_lookup(struct shmb_client *client, const struct shmb_lookup_spec *specs, uint32_t n,
 		       struct shmb_message_lease *ret, int *ret_results) {
-	WireCountHead head = { .count = n };
+	uint32_t positions[WIRE_BATCH_MAX];
+	WireCountHead *head;
 	WireWriter writer;
 	Call call;
 	_cleanup_(freep) uint8_t *buffer = NULL;
 	const char *why;
 	int r;
 
+	if (client_is_foreign(client))
+		return error_plain(SHMB_E_FORKED);
 	if (!n || n > WIRE_BATCH_MAX)
 		return error_set(SHMB_E_INVALID, "1 to 64 lookups a call");
 	buffer = client_request_begin(&writer, WIRE_OP_LOOKUP);
 	if (!buffer)
 		return error_plain(-ENOMEM);
-	wire_write(&writer, &head, sizeof(head));
+	head = wire_write(&writer, NULL, sizeof(*head));
 	for (uint32_t i = 0; i < n; ++i) {
 		size_t length = strlen(specs[i].name);
 		WireLookupEntry entry = {
-			.offset = specs[i].offset, .size = specs[i].size, .access = specs[i].access,
+			.offset = specs[i].offset,
+			.size = specs[i].size,
+			.access = specs[i].access,
 			.name_length = (uint16_t)length,
 		};
 
+		/* a name that cannot be one is refused here, the others go on */
 		r = wire_name_check(specs[i].name, length, &why);
+		ret_results[i] = r ? error_set(r, why) : 0;
 		if (r)
-			return error_set(r, why);
+			continue;
+		positions[head->count++] = i;
 		wire_write(&writer, &entry, sizeof(entry));
 		wire_write(&writer, specs[i].name, length);
 	}
+	if (!head->count)
+		return 0;
 	r = call_run(client, &writer, NULL, 0, &call);
 	if (!r)
-		r = read_lookups(&call, n, ret, ret_results);
+		r = read_lookups(&call, positions, head->count, ret, ret_results);
 	call_end(&call);
 	return r;
 }

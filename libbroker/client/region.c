@@ -34,34 +34,39 @@ struct shmb_region {
 	struct shmb_client *client;
 	char *name;
 	MemoryFile *file;
-	uint64_t offset;		/* of the region in the memory */
+	uint64_t offset; /* of the region in the memory */
 	uint64_t size;
 	uint64_t generation;
 	uint32_t slot;
-	uint32_t flags;			/* WIRE_REGION_* */
+	uint32_t flags; /* WIRE_REGION_* */
 	bool kept;
 	bool retired;
-	uint8_t *mapped;		/* whole pages */
+	_Atomic(uint8_t *) mapped; /* whole pages */
 	uint64_t mapped_size;
-	uint8_t *data;
 };
 
-static const struct shmb_region_options *options_get(const struct shmb_region_options *options, struct shmb_region_options *copy) {
-	*copy = (struct shmb_region_options){};
-	if (options)
+static const struct shmb_region_options *options_get(const struct shmb_region_options *options,
+						     struct shmb_region_options *copy) {
+	*copy = (struct shmb_region_options){ .struct_size = sizeof(*copy) };
+	if (options) {
 		memcpy(copy, options, options->struct_size < sizeof(*copy) ? options->struct_size : sizeof(*copy));
+		copy->struct_size = options->struct_size;
+	}
 	return copy;
 }
 
 static int check_options(const struct shmb_region_options *options) {
+	if (!options->struct_size)
+		return error_set(SHMB_E_INVALID, "struct_size of the options is not set");
 	if (options->flags & ~(uint32_t)(SHMB_REGION_OPT_KEEP | SHMB_REGION_OPT_REPLACE | SHMB_REGION_OPT_READ_ONLY |
 					 SHMB_REGION_OPT_POPULATE))
 		return error_set(SHMB_E_INVALID, "unknown option flags");
-	if (options->huge_pages != SHMB_HUGE_NONE && options->huge_pages != SHMB_HUGE_2M && options->huge_pages != SHMB_HUGE_1G)
+	if (options->huge_pages != SHMB_HUGE_NONE && options->huge_pages != SHMB_HUGE_2M &&
+	    options->huge_pages != SHMB_HUGE_1G)
 		return error_set(SHMB_E_INVALID, "huge_pages is SHMB_HUGE_NONE, SHMB_HUGE_2M or SHMB_HUGE_1G");
 	if (options->numa_node < 0 || options->numa_node > NODES_MAX)
 		return error_set(SHMB_E_INVALID, "numa_node is a node plus one, or 0");
-	if (options->n_allowed_uids + options->n_allowed_gids > WIRE_ACL_MAX)
+	if (options->n_allowed_uids > WIRE_ACL_MAX || options->n_allowed_gids > WIRE_ACL_MAX - options->n_allowed_uids)
 		return error_set(SHMB_E_INVALID, "an access list has at most 64 entries");
 	return 0;
 }
@@ -162,7 +167,8 @@ static int allocate(struct shmb_region *region, const struct shmb_region_options
 	}
 	if (!(options->flags & SHMB_REGION_OPT_POPULATE))
 		return 0;
-	if (!options->numa_node && !fallocate(region->file->fd, 0, 0, (off_t)region->mapped_size) && options->huge_pages)
+	if (!options->numa_node && !fallocate(region->file->fd, 0, 0, (off_t)region->mapped_size) &&
+	    options->huge_pages)
 		return 0;
 	if (madvise(region->mapped, region->mapped_size, MADV_POPULATE_WRITE) < 0)
 		return errno == EFAULT ? -ENOMEM : errno == EINVAL ? 0 : -errno;
@@ -195,7 +201,7 @@ static int create_memory(struct shmb_region *region, const struct shmb_region_op
 	mapped = mmap(NULL, region->mapped_size, PROT_READ | PROT_WRITE, MAP_SHARED, region->file->fd, 0);
 	if (mapped == MAP_FAILED)
 		return -errno;
-	region->mapped = region->data = mapped;
+	region->mapped = mapped;
 	return allocate(region, options) ?: seal(region, options);
 }
 
@@ -206,13 +212,13 @@ typedef struct Batch {
 	WireWriter writer;
 	uint8_t *buffer;
 	WireCountHead *head;
-	int fds[WIRE_FDS_MAX];		/* borrowed, except the read-only ones */
+	int fds[WIRE_FDS_MAX]; /* borrowed, except the read-only ones */
 	int owned[WIRE_FDS_MAX];
-	uint16_t read_only_of[WIRE_FDS_MAX];	/* where the read-only companion of an fd is */
+	uint16_t read_only_of[WIRE_FDS_MAX]; /* where the read-only companion of an fd is */
 	uint32_t n_fds;
 	uint32_t n_owned;
 	struct shmb_region *regions[WIRE_BATCH_MAX];
-	uint32_t positions[WIRE_BATCH_MAX];	/* in the caller's arrays */
+	uint32_t positions[WIRE_BATCH_MAX]; /* in the caller's arrays */
 } Batch;
 
 static int batch_begin(Batch *batch) {
@@ -247,7 +253,8 @@ static void batch_add_fds(Batch *batch, int fd, WireRegisterEntry *entry) {
 	}
 	batch->fds[batch->n_fds++] = fd;
 	batch->read_only_of[i] = entry->read_only_fd_index = WIRE_NO_FD;
-	if ((fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR)
+	/* whatever is no memory is not opened either: that may wait, or have effects; the broker says what it is */
+	if ((fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR || fd_seals(fd) < 0)
 		return;
 	read_only = fd_reopen(fd, O_RDONLY);
 	if (read_only < 0)
@@ -260,7 +267,8 @@ static void batch_add_fds(Batch *batch, int fd, WireRegisterEntry *entry) {
 
 static bool batch_has_room(const Batch *batch, size_t name_length, uint32_t n_acl) {
 	return batch->head->count < WIRE_BATCH_MAX && batch->n_fds + 2 <= WIRE_FDS_MAX &&
-	       wire_writer_room(&batch->writer) >= sizeof(WireRegisterEntry) + wire_padded(name_length) + n_acl * sizeof(WireAclEntry);
+	       wire_writer_room(&batch->writer) >=
+		       sizeof(WireRegisterEntry) + wire_padded(name_length) + n_acl * sizeof(WireAclEntry);
 }
 
 static void batch_add(Batch *batch, struct shmb_region *region, int fd, const struct shmb_region_options *options,
@@ -283,9 +291,11 @@ static void batch_add(Batch *batch, struct shmb_region *region, int fd, const st
 	wire_write(&batch->writer, &entry, sizeof(entry));
 	wire_write(&batch->writer, region->name, entry.name_length);
 	for (uint32_t i = 0; i < options->n_allowed_uids; ++i)
-		wire_write(&batch->writer, &(WireAclEntry){ WIRE_ACL_UID, options->allowed_uids[i] }, sizeof(WireAclEntry));
+		wire_write(&batch->writer, &(WireAclEntry){ WIRE_ACL_UID, options->allowed_uids[i] },
+			   sizeof(WireAclEntry));
 	for (uint32_t i = 0; i < options->n_allowed_gids; ++i)
-		wire_write(&batch->writer, &(WireAclEntry){ WIRE_ACL_GID, options->allowed_gids[i] }, sizeof(WireAclEntry));
+		wire_write(&batch->writer, &(WireAclEntry){ WIRE_ACL_GID, options->allowed_gids[i] },
+			   sizeof(WireAclEntry));
 	region->kept = options->flags & SHMB_REGION_OPT_KEEP;
 	batch->regions[batch->head->count] = region;
 	batch->positions[batch->head->count++] = position;
@@ -307,7 +317,8 @@ static int batch_read(const Batch *batch, const Call *call, int *ret_results) {
 		text = wire_read_bytes(&body, result.text_length);
 		if (!text)
 			return error_plain(-EPROTO);
-		ret_results[batch->positions[i]] = result.code ? error_setn((int)result.code, text, result.text_length) : 0;
+		ret_results[batch->positions[i]] =
+			result.code ? error_setn((int)result.code, text, result.text_length) : 0;
 		if (result.code)
 			continue;
 		region->slot = result.slot;
@@ -396,7 +407,8 @@ static MemoryFile *file_of(const struct shmb_region_spec *specs, uint32_t i) {
 	return file;
 }
 
-static int adopt_one(struct shmb_client *client, struct shmb_region_spec *specs, uint32_t i, struct shmb_region_options *options) {
+static int adopt_one(struct shmb_client *client, struct shmb_region_spec *specs, uint32_t i,
+		     struct shmb_region_options *options) {
 	struct shmb_region_spec *spec = &specs[i];
 	MemoryFile *file;
 	int r;
@@ -426,7 +438,8 @@ int shmb_region_adopt_many(struct shmb_client *client, struct shmb_region_spec *
 		ret_results[i] = adopt_one(client, specs, i, &options);
 		if (ret_results[i])
 			continue;
-		if (batch.buffer && !batch_has_room(&batch, strlen(specs[i].name), options.n_allowed_uids + options.n_allowed_gids))
+		if (batch.buffer &&
+		    !batch_has_room(&batch, strlen(specs[i].name), options.n_allowed_uids + options.n_allowed_gids))
 			batch_send(&batch, client, ret_results);
 		if (!batch.buffer) {
 			r = batch_begin(&batch);
@@ -451,7 +464,12 @@ int shmb_region_adopt_many(struct shmb_client *client, struct shmb_region_spec *
 int shmb_region_adopt(struct shmb_client *client, const char *name, int fd, uint64_t offset, uint64_t size,
 		      const struct shmb_region_options *options, struct shmb_region **ret) {
 	struct shmb_region_spec spec = {
-		.struct_size = sizeof(spec), .name = name, .fd = fd, .offset = offset, .size = size, .options = options,
+		.struct_size = sizeof(spec),
+		.name = name,
+		.fd = fd,
+		.offset = offset,
+		.size = size,
+		.options = options,
 	};
 	int result = 0, r;
 
@@ -466,21 +484,26 @@ int shmb_region_adopt(struct shmb_client *client, const char *name, int fd, uint
 
 void *shmb_region_get_data(struct shmb_region *region) {
 	uint64_t page = (uint64_t)getpagesize(), begin = region->offset / page * page;
-	void *mapped;
+	uint64_t size = region->offset - begin + region->size;
+	uint8_t *mapped = atomic_load(&region->mapped), *found = NULL;
 
-	if (region->data)
-		return region->data;
-	region->mapped_size = region->offset - begin + region->size;
-	mapped = mmap(NULL, region->mapped_size, PROT_READ | PROT_WRITE, MAP_SHARED, region->file->fd, (off_t)begin);
+	if (mapped)
+		return mapped + (region->offset - begin);
+	mapped = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, region->file->fd, (off_t)begin);
 	if (mapped == MAP_FAILED)
-		mapped = mmap(NULL, region->mapped_size, PROT_READ, MAP_SHARED, region->file->fd, (off_t)begin);
+		mapped = mmap(NULL, size, PROT_READ, MAP_SHARED, region->file->fd, (off_t)begin);
 	if (mapped == MAP_FAILED) {
 		(void)error_plain(-errno);
 		return NULL;
 	}
-	region->mapped = mapped;
-	region->data = region->mapped + (region->offset - begin);
-	return region->data;
+	/* another thread may have been first */
+	if (atomic_compare_exchange_strong(&region->mapped, &found, mapped)) {
+		region->mapped_size = size;
+	} else {
+		munmap(mapped, size);
+		mapped = found;
+	}
+	return mapped + (region->offset - begin);
 }
 
 uint64_t shmb_region_get_size(struct shmb_region *region) {
@@ -555,8 +578,8 @@ static int read_results(const Call *call, uint32_t n, int *ret_results) {
 	return wire_reader_end(&body) ? 0 : error_plain(-EPROTO);
 }
 
-static int unregister_batch(struct shmb_client *client, const char *const *names, const uint64_t *generations, uint32_t n,
-			    uint32_t mode, int timeout, int *ret_results) {
+static int unregister_batch(struct shmb_client *client, const char *const *names, const uint64_t *generations,
+			    uint32_t n, uint32_t mode, int timeout, int *ret_results) {
 	WireNameEntry entries[WIRE_BATCH_MAX];
 	WireUnregisterRequest request;
 	Call call;
@@ -565,14 +588,11 @@ static int unregister_batch(struct shmb_client *client, const char *const *names
 	r = request_fill(&request, WIRE_SCOPE_NAMES, mode, timeout, n);
 	if (r)
 		return r;
-	for (uint32_t i = 0; i < n; ++i) {
-		size_t length = strlen(names[i]);
-
-		r = check_name(names[i]);
-		if (r)
-			return r;
-		entries[i] = (WireNameEntry){ .generation = generations ? generations[i] : 0, .name_length = (uint16_t)length };
-	}
+	for (uint32_t i = 0; i < n; ++i)
+		entries[i] = (WireNameEntry){
+			.generation = generations ? generations[i] : 0,
+			.name_length = (uint16_t)strlen(names[i]),
+		};
 	r = unregister(client, &request, entries, names, &call);
 	if (!r)
 		r = read_results(&call, n, ret_results);
@@ -580,14 +600,38 @@ static int unregister_batch(struct shmb_client *client, const char *const *names
 	return r;
 }
 
-int shmb_client_unregister(struct shmb_client *client, const char *const *names, uint32_t n, uint32_t mode,
-			   int timeout, int *ret_results) {
+/* a name that cannot be one is refused here, the others go on */
+static int unregister_part(struct shmb_client *client, const char *const *names, uint32_t n, uint32_t mode, int timeout,
+			   int *ret_results) {
+	const char *good[WIRE_BATCH_MAX];
+	uint32_t positions[WIRE_BATCH_MAX], n_good = 0;
+	int results[WIRE_BATCH_MAX], r;
+
+	for (uint32_t i = 0; i < n; ++i) {
+		ret_results[i] = check_name(names[i]);
+		if (ret_results[i])
+			continue;
+		positions[n_good] = i;
+		good[n_good++] = names[i];
+	}
+	if (!n_good)
+		return 0;
+	r = unregister_batch(client, good, NULL, n_good, mode, timeout, results);
+	for (uint32_t i = 0; !r && i < n_good; ++i)
+		ret_results[positions[i]] = results[i];
+	return r;
+}
+
+int shmb_client_unregister(struct shmb_client *client, const char *const *names, uint32_t n, uint32_t mode, int timeout,
+			   int *ret_results) {
 	int results[WIRE_BATCH_MAX], first = 0, r;
 
+	if (client_is_foreign(client))
+		return error_plain(SHMB_E_FORKED);
 	for (uint32_t i = 0; i < n; i += WIRE_BATCH_MAX) {
 		uint32_t part = n - i < WIRE_BATCH_MAX ? n - i : WIRE_BATCH_MAX;
 
-		r = unregister_batch(client, names + i, NULL, part, mode, timeout, results);
+		r = unregister_part(client, names + i, part, mode, timeout, results);
 		if (r)
 			return r;
 		for (uint32_t j = 0; j < part; ++j) {
@@ -638,7 +682,8 @@ int shmb_region_retire(struct shmb_region *region, uint32_t mode, int timeout) {
 	if (r)
 		return r;
 	/* with LAZY it can still be retired in another way */
-	if ((mode & 3) != SHMB_RETIRE_LAZY || result == SHMB_E_NOT_FOUND || result == SHMB_E_STALE)
+	if (result == SHMB_E_NOT_FOUND || result == SHMB_E_STALE ||
+	    ((mode & 3) != SHMB_RETIRE_LAZY && (!result || result == SHMB_E_TIMED_OUT)))
 		region->retired = true;
 	return result;
 }
