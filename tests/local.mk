@@ -10,7 +10,6 @@ AM_TESTS_ENVIRONMENT = \
 EXTRA_DIST += \
 	tests/expected-skips \
 	tests/lint/files.sh \
-	tests/lint/format.sh \
 	tests/system/real-systemd \
 	tests/fuzz/corpus \
 	tests/fuzz/make-corpus \
@@ -45,6 +44,7 @@ EXTRA_DIST += $(model_files)
 
 lint_tests = \
 	tests/lint/floors.sh \
+	tests/lint/format.sh \
 	tests/lint/header.sh \
 	tests/lint/house.sh \
 	tests/lint/shell.sh
