@@ -35,7 +35,7 @@ def unit(directory):
         log = trs.with_suffix(".log").read_text(errors="replace")
         # cmocka's summary names failed and skipped tests a second time, hence the dict
         cases = {}
-        for mark, case in re.findall(r"^\[(       OK |  FAILED  |  ERROR   |  SKIPPED )\] ([\w ]+)$", log, re.M):
+        for mark, case in re.findall(r"^\[(       OK |  FAILED  |  ERROR   |  SKIPPED )\] ([\w ()]+)$", log, re.M):
             cases[case.replace(" ", "_")] = CMOCKA[mark]
         for case, outcome in cases.items():
             yield f"{name}::{case}", outcome, ""
