@@ -106,6 +106,9 @@ static int entry_fill(struct shmb_client *client, uint32_t slot, const WireMapRe
 	bool is_new = entry->generation != reply->generation;
 	int r;
 
+	/* this answer may have been overtaken, and the entry may serve the leases of the slot's next generation */
+	if (layout_word_generation(atomic_load(&layout_slots(client->registry)[slot].word)) != reply->generation)
+		return SHMB_E_STALE;
 	if (!range_within(reply->offset, reply->size, reply->object_size))
 		return -EPROTO;
 	object = object_find(client, reply->object, mode, reply->object_size);
