@@ -183,5 +183,6 @@ bool page_is_unmapped(const Page *page) {
 	/* a client that adds F_SEAL_FUTURE_WRITE keeps its mapping: only F_SEAL_WRITE proves something */
 	if (seals >= 0 && seals & F_SEAL_WRITE)
 		return true;
-	return !fcntl(page->fd, F_ADD_SEALS, F_SEAL_WRITE);
+	/* EPERM: the client has sealed the page against this proof, and so has only itself to thank for what it loses */
+	return !fcntl(page->fd, F_ADD_SEALS, F_SEAL_WRITE) || errno == EPERM;
 }

@@ -79,6 +79,6 @@ int page_init(Page *page, Session *session, uint32_t capacity, uint32_t lanes, u
 void page_deinit(Page *page, Broker *broker, uint32_t uid);
 /*
  * True when no process maps the page writable any more: then it counts on nothing. (F_SEAL_WRITE succeeds
- * exactly then; memfds, Linux 3.17.)
+ * exactly then; memfds, Linux 3.17.) True also when the client has sealed it with F_SEAL_SEAL, so that nobody can tell.
  */
 bool page_is_unmapped(const Page *page);
