@@ -125,7 +125,7 @@ const char *shmb_last_error(void);
 /*
  * Connects. @socket NULL: $SHMBROKER_SOCKET or /run/shmbroker/shmbroker.sock. Consumers get a lease page.
  * Returns 0; -ENOENT, -ECONNREFUSED, -EACCES (no broker there); SHMB_E_PERMISSION (a role is refused),
- * SHMB_E_VERSION, SHMB_E_QUOTA, SHMB_E_NO_FDS; -ENOMEM.
+ * SHMB_E_VERSION, SHMB_E_QUOTA, SHMB_E_NO_FDS, SHMB_E_INVALID (unknown flags); -ENOMEM.
  */
 int shmb_client_new(struct shmb_client **ret, const char *socket, uint32_t roles, uint32_t flags);
 /*
@@ -396,7 +396,10 @@ struct shmb_event {
 int shmb_client_subscribe(struct shmb_client *client, uint32_t mask);
 /* the next event; waits up to @timeout ms: SHMB_E_TIMED_OUT. At most 4,096 are kept, then OVERFLOW. */
 int shmb_client_next_event(struct shmb_client *client, struct shmb_event *ret, int timeout);
-/* called from whichever library call receives it, without locks held, also for regions that this client has mapped */
+/*
+ * Called from whichever library call receives it, without locks held, one event at a time; also for regions that this
+ * client has mapped. It may use the client, but not free it.
+ */
 void shmb_client_set_event_callback(struct shmb_client *client,
 				    void (*callback)(void *userdata, const struct shmb_event *), void *userdata);
 
