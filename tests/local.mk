@@ -30,7 +30,9 @@ system_files = \
 	tests/system/test_fuse.py \
 	tests/system/test_hostile.py \
 	tests/system/test_kill.py \
+	tests/system/test_limits.py \
 	tests/system/test_memory.py \
+	tests/system/test_pages.py \
 	tests/system/test_regions.py \
 	tests/system/test_rights.py \
 	tests/system/test_scale.py \
@@ -68,6 +70,7 @@ if WITH_CMOCKA
 unit_tests = \
 	tests/unit/test-account \
 	tests/unit/test-barrier \
+	tests/unit/test-client-lease \
 	tests/unit/test-client \
 	tests/unit/test-closer \
 	tests/unit/test-codec \
@@ -90,7 +93,10 @@ check_PROGRAMS += $(unit_tests)
 TESTS += $(unit_tests)
 endif
 
+tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
+
 unit_headers = \
+	tests/unit/client-broker.h \
 	tests/unit/fd-limit.h \
 	tests/unit/loop-fixture.h
 EXTRA_DIST += $(unit_headers)
