@@ -8,6 +8,8 @@ region, accounts at zero, an orderly exit and nothing from the sanitizers.
 
 import atexit
 import ctypes
+import fcntl
+import mmap
 import os
 import pathlib
 import pickle
@@ -126,7 +128,7 @@ class PeerClient(Client):
 
     def __init__(self, path, deadline=DEADLINE):
         super().__init__(path, deadline)
-        self.memories, self.page = {}, None
+        self.path, self.memories, self.page, self.kept = path, {}, None, []
 
     def give(self, name, size=8192, read_only=True, fill=b"", memory_args=None, **fields):
         """Makes memory and registers all of it (or what the fields say)."""
@@ -163,6 +165,16 @@ class PeerClient(Client):
         """Keeps a file under a name, as if it were memory."""
         self.memories[name] = os.open(path, flags | os.O_CLOEXEC)
 
+    def keep_mapped(self, name):
+        self.kept.append(mmap.mmap(self.memories[name], 0))
+
+    def crowd(self, count):
+        """Opens connections that say nothing, and keeps them."""
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self.kept += [Client(self.path) for _ in range(count)]
+        return len(self.kept)
+
     def truncate(self, name, size):
         os.ftruncate(self.memories[name], size)
 
@@ -187,6 +199,12 @@ class PeerClient(Client):
         if fd is not None:
             os.close(fd)
         return reply
+
+    def page_seal(self, seals):
+        """Seals the lease page; F_SEAL_WRITE only goes where it is not mapped."""
+        if seals & fcntl.F_SEAL_WRITE:
+            self.page.page.close()
+        fcntl.fcntl(self.page.page_fd, fcntl.F_ADD_SEALS, seals)
 
     def page_do(self, method, *args, **how):
         """Calls a method of the lease page."""
@@ -352,16 +370,28 @@ class Broker:
 
     def finish(self):
         """Ends all peers and checks that nothing of them is left."""
+        for peer in self.peers:
+            peer.kill()
         if self.finished:
             return
         self.finished = True
-        for peer in self.peers:
-            peer.kill()
         try:
             assert self.process.poll() is None, "the broker has gone"
             self._check_empty()
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            print(self.log()[-8000:])
+            raise
+        self.stop()
+
+    def stop(self):
+        """SIGTERM, whatever its peers hold: it ends in order."""
+        self.finished = True
+        try:
             self.process.terminate()
             assert self.process.wait(DEADLINE) == 0
+            assert not self.socket.exists()
         finally:
             if self.process.poll() is None:
                 self.process.kill()

@@ -144,7 +144,7 @@ static void too_few_huge_pages_are_an_error_at_creation(void) {
 static void windows_have_one_mapping(void) {
 	struct shmb_region_spec specs[64] = {};
 	struct shmb_lease leases[64];
-	char names[64][16];
+	char names[64][24];
 	int results[64], fd;
 
 	fd = memfd_create("windows", MFD_CLOEXEC | MFD_ALLOW_SEALING);

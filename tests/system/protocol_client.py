@@ -79,6 +79,7 @@ HEADER = STRUCTS["Header"]
 FLAG, STATE, MODE, SCOPE, EVENT = (NUMBERS[group] for group in ("FLAG", "STATE", "MODE", "SCOPE", "EVENT"))
 ACCESS, REGION, ROLE = (NUMBERS[group] for group in ("ACCESS", "REGION", "ROLE"))
 NO_FD, ANY_UID, REST, FOREVER = (LIMIT[name] for name in ("NO_FD", "ANY_UID", "REST", "FOREVER"))
+OPEN = 1  # state of a registry under which leases are granted
 FENCE = threading.Lock()
 READ, READ_WRITE = ACCESS["READ"], ACCESS["READ"] | ACCESS["WRITE"]
 
@@ -478,6 +479,9 @@ class LeasePage:
         word = self.slot(slot)["word"]
         return word >> 2, word & 3
 
+    def is_open(self):
+        return STRUCTS["RegistryHeader"].unpack(self.registry)["state"] == OPEN
+
     def attached(self):
         at = self.header["sessions_offset"] + self.reply["session_index"] * 8
         return struct.unpack_from("<Q", self.registry, at)[0] == self.shape["session"]
@@ -497,7 +501,8 @@ class LeasePage:
     def acquire(self, slot, generation):
         """True when a lease on that generation (which must be mapped) is held."""
         self.count(slot, "acquired")
-        if self.word(slot) in ((generation, STATE["ACTIVE"]), (generation, STATE["LAZY"])) and self.attached():
+        granted = self.word(slot) in ((generation, STATE["ACTIVE"]), (generation, STATE["LAZY"]))
+        if granted and self.attached() and self.is_open():
             return True
         self.release(slot)
         return False

@@ -16,7 +16,7 @@ import time
 import jsonschema
 import pytest
 
-from broker import ADMIN, BUILD, CONSUMER, KEEPER, OWNER, become, uid_of, until
+from broker import ADMIN, BUILD, CONSUMER, KEEPER, OWNER, ROOT, become, uid_of, until
 from protocol_client import DEADLINE
 
 SCHEMAS = pathlib.Path(__file__).resolve().parents[2] / "tools" / "ctl" / "schemas"
@@ -555,12 +555,15 @@ def test_check_of_what_may_be_truncated(start):
 
 
 def test_check_finds_the_owner(ctl):
-    # this one maps what it registers
-    ctl.broker.peer(OWNER).give("mapped")
-    done = ctl.json("check", "mapped")
-    assert done["owner_maps"] in (True, None)
-    if uid_of(OWNER) == 0:
-        assert done["owner_maps"] is True
+    owner = ctl.broker.peer(OWNER)
+    for name in ("mapped", "not mapped"):
+        owner.give(name)
+    owner.keep_mapped("mapped")
+    # only root may look at what another user's process maps
+    assert ctl.json("check", "mapped", uid=0)["owner_maps"] is True
+    assert ctl.json("check", "not mapped", uid=0)["owner_maps"] is False
+    if ROOT:
+        assert ctl.json("check", "mapped", uid=CONSUMER)["owner_maps"] is None
 
 
 # ---- completion

@@ -440,20 +440,23 @@ def test_5000_connections_of_one_user(start):
 
 
 def test_5000_connections_at_once(start):
-    """All at once, none of them read: the listener's queue and the quota bound what they cost."""
-    broker = start(config="[quota]\nsessions = 100\n")
-    peer = broker.peer(CONSUMER)
-
-    def hostile():
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        held = []
-        for _ in range(min(5000, hard - 64)):
-            held.append(Client(broker.socket))
-        return len(held)
-
-    assert broker.run(OTHER, hostile) >= 900
-    peer.ping()
+    """All are held and none is read: others are served while they are there, and the quota bounds what they cost."""
+    broker = start(config="hello_timeout = 0\n[quota]\nsessions = 100\n")
+    bystander, hostile, admin = broker.peer(CONSUMER), broker.peer(OTHER), broker.peer(ADMIN)
+    count = min(5000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 64)
+    assert hostile.crowd(count) == count
+    until(lambda: admin.stats()["connections_refused"] >= count - 99, lambda: admin.stats())
+    stats = admin.stats(accounts=True)
+    assert stats["held_sessions", hostile.uid] == 100
+    if ROOT:
+        bystander.ping()
+        broker.peer(OWNER).give("x")
+        bystander.lookup("x")
+    else:
+        # all are of one user, which has its quota
+        bystander.ping()
+    hostile.kill()
+    until(lambda: admin.stats()["sessions"] <= 3, lambda: admin.clients())
     broker.lives()
 
 

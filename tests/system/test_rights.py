@@ -10,6 +10,7 @@ from broker import ADMIN, CONSUMER, KEEPER, LIBC, OTHER, OWNER, ROOT, until
 from protocol_client import Client, Refused
 
 CLONE_NEWPID = 0x20000000
+needs_users = pytest.mark.skipif(not ROOT, reason="needs root: it is about several users")
 
 
 def refused(call, code):
@@ -18,6 +19,7 @@ def refused(call, code):
     assert caught.value.name == code, caught.value
 
 
+@needs_users
 def test_a_delegate_acts_for_another_user(start):
     broker = start(config=f"[access]\nadmin = {ADMIN}\nkeep = {KEEPER}\ndelegate = {OTHER}\n[quota]\nregions = 2\n", access=False)
     admin, delegate = broker.peer(ADMIN), broker.peer(OTHER)
@@ -32,10 +34,12 @@ def test_a_delegate_acts_for_another_user(start):
     delegate.kill()
 
 
+@needs_users
 def test_nobody_else_acts_for_another_user(broker):
     refused(lambda: broker.peer(OTHER).give("not mine to give", principal=OWNER), "PERMISSION")
 
 
+@needs_users
 def test_roles_go_to_those_who_are_named(start):
     broker = start(config=f"[access]\nadmin = {ADMIN}\nowner = {OWNER}\nconsumer = {CONSUMER}\n", access=False)
     owner, consumer = broker.peer(OWNER), broker.peer(CONSUMER)
