@@ -93,8 +93,6 @@ check_PROGRAMS += $(unit_tests)
 TESTS += $(unit_tests)
 endif
 
-tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
-
 unit_headers = \
 	tests/unit/client-broker.h \
 	tests/unit/fd-limit.h \
@@ -106,6 +104,8 @@ check_PROGRAMS += tests/unit/wire-tables
 
 AM_CPPFLAGS += $(CMOCKA_CFLAGS)
 LDADD = libdaemon.la $(CMOCKA_LIBS)
+tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
+tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
 
 # the demonstration: uses what an installed library offers, nothing else
 tests_demo_owner_SOURCES = tests/demo/owner.c tests/demo/frame.h
@@ -114,8 +114,6 @@ tests_demo_owner_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_demo_consumer_SOURCES = tests/demo/consumer.c tests/demo/frame.h
 tests_demo_consumer_LDADD = libshmbroker.la
 tests_demo_consumer_LDFLAGS = $(AM_LDFLAGS) -no-install
-
-tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 
 # peers that the system tests start; the library is in them, so that they run wherever they are copied to
 tests_system_client_memory_LDADD = libclient.la
