@@ -245,6 +245,11 @@ static Session *session_free(Session *session) {
 	session_drop_requests(session);
 	session_drop_leases(session);
 	session_drop_maps(session);
+	/* only a broker that stops has any left: they outlive their owner for a moment */
+	for (ListLink *link; (link = list_first(&session->regions));) {
+		list_remove(link);
+		container_of(link, Region, owner_link)->owner = NULL;
+	}
 	loop_conn_unlink(&session->conn);
 	loop_poll_unlink(&session->pidfd_poll);
 	loop_timer_unlink(&session->hello_timer);
