@@ -258,12 +258,17 @@ void registry_gone(Registry *registry) {
 }
 
 void registry_release(Registry *registry, Region *region) {
+	/* a broker that stops retires nothing: consumers keep the generations that they have mapped */
+	bool is_open = atomic_load(&registry->header->state) == LAYOUT_OPEN;
+
 	registry_unname(registry, region);
-	atomic_store(&registry_slot(registry, region->slot)->word, 0);
+	if (is_open)
+		atomic_store(&registry_slot(registry, region->slot)->word, 0);
 	registry->regions[region->slot] = NULL;
 	registry->free_slots[registry->n_free++] = region->slot;
 	registry->n_regions--;
-	registry_gone(registry);
+	if (is_open)
+		registry_gone(registry);
 }
 
 uint32_t registry_session_reserve(Registry *registry) {

@@ -247,7 +247,8 @@ int map_copy_fd(struct shmb_client *client, uint32_t slot, uint64_t generation, 
 void maps_reap(struct shmb_client *client) {
 	uint64_t gone;
 
-	if (!client->registry)
+	/* a broker that has stopped says nothing about generations any more: what is mapped stays */
+	if (!client->registry || atomic_load(&client->registry->state) != LAYOUT_OPEN)
 		return;
 	gone = atomic_load_explicit(&client->registry->gone_sequence, memory_order_acquire);
 	if (gone == atomic_load_explicit(&client->gone_seen, memory_order_relaxed))
