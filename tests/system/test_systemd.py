@@ -13,7 +13,6 @@ import pytest
 HERE = pathlib.Path(__file__).parent
 BUILD = pathlib.Path(os.environ.get("SHMBROKER_BUILDDIR", ".")).resolve()
 REAL_SYSTEMD = HERE / "real-systemd"
-ROOT = os.geteuid() == 0
 DEADLINE = 20
 
 HOOK = r"""
@@ -83,8 +82,6 @@ class Machine:
 
 @pytest.fixture(scope="module", params=["io_uring", "epoll"])
 def machine(request, tmp_path_factory):
-    if not ROOT:
-        pytest.skip("needs root: starts a service manager in namespaces of its own")
     # a service may not ptrace, which the leak checker would need
     sanitized = 'S["SANITIZERS_TRUE"]=""' in (BUILD / "config.status").read_text()
     extra = "Environment=ASAN_OPTIONS=detect_leaks=0" if sanitized else ""
@@ -95,6 +92,8 @@ def machine(request, tmp_path_factory):
                        LOOP=request.param, EXTRA=extra)
     done = subprocess.run([REAL_SYSTEMD, "start"], capture_output=True, text=True, env=environment,
                           stdin=subprocess.DEVNULL, timeout=120, check=False)
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip())
     log = scratch / "install.log"
     assert done.returncode == 0, done.stderr + (log.read_text() if log.exists() else "")
     directory = done.stdout.strip()
