@@ -49,7 +49,8 @@ lint_tests = \
 	tests/lint/format.sh \
 	tests/lint/header.sh \
 	tests/lint/house.sh \
-	tests/lint/shell.sh
+	tests/lint/shell.sh \
+	tests/lint/tally.sh
 EXTRA_DIST += $(lint_tests)
 TESTS += $(lint_tests)
 
