@@ -4,7 +4,7 @@
 import fcntl
 
 import pytest
-from broker import ADMIN, CONSUMER, OWNER, until
+from broker import ADMIN, CONSUMER, KEEPER, OTHER, OWNER, until
 from protocol_client import NUMBERS, STATE, Refused
 from test_fallbacks import NO_PEERPIDFD, NO_PIDFD_OPEN
 
@@ -140,3 +140,34 @@ def test_stopped_broker_closes_its_registry(broker):
     assert not consumer.page_do("is_open")
     assert not consumer.page_do("acquire", slot, generation)
     assert owner.ended() and consumer.ended()
+
+
+def test_broker_stops_whatever_is_held(start):
+    """SIGTERM frees what sessions own, hold and wait for in an order that never looks at what is freed."""
+    broker = start(config="retire_timeout = 60min")
+    owner, second, consumer, keeper = (broker.peer(uid) for uid in (OWNER, OWNER, CONSUMER, KEEPER))
+    hold(broker, consumer, owner, "retiring")
+    for name in ("held", "lazy", "revoked"):
+        owner.give(name)
+        consumer.lookup(name)
+    owner.again("window", "held")
+    keeper.give("kept", flags=NUMBERS["REGISTER"]["KEEP"])
+    second.give("mine")
+    second.subscribe("GONE", "LEFT")
+    owner.unregister("revoked", mode="FORCE")
+    # each waits for a region of the first session
+    second.send_unregister(["retiring"], wait=True, timeout_ms=1000000)
+    owner.send_unregister(["lazy"], mode="LAZY", wait=True)
+    for peer in (owner, second):
+        peer.ping()
+    # one session is detached, another ends just before the signal
+    detached, dying = broker.peer(CONSUMER), broker.peer(OTHER)
+    at = broker.region(detached, "held")
+    detached.page_attach()
+    detached.page_map(at["slot"], at["generation"])
+    assert detached.page_do("acquire", at["slot"], at["generation"])
+    detached.send_raw(b"garbage")
+    assert detached.ended()
+    dying.give("dying")
+    dying.kill()
+    broker.stop()
