@@ -121,7 +121,8 @@ void broker_reload(Broker *broker) {
 	notify_reloading();
 	r = config_load(&config, &broker->paths, &error);
 	if (r) {
-		log_write(LOG_RELOAD_FAILED, LOG_NO_UID, NULL, "%s", error ?: strerror(-r));
+		log_write(LOG_RELOAD_FAILED, LOG_NO_UID, NULL, "%s; the configuration in force stays",
+			  error ?: strerror(-r));
 		notify_ready("the configuration was not taken: see the log");
 		return;
 	}

@@ -263,6 +263,9 @@ int call_run(struct shmb_client *client, WireWriter *request, const int *fds, si
 	r = fd_send(client->fd, request->buffer, size, fds, n_fds, 0);
 	if (r && r != -EPIPE && r != -ECONNRESET) {
 		call_abandon(client, call);
+		/* the kernel speaks for the broker, which takes no fd of such a session (SO_PASSRIGHTS, Linux 6.16) */
+		if (r == -EPERM && n_fds)
+			return error_set(SHMB_E_PERMISSION, "this session has not the role owner");
 		return error_plain(r);
 	}
 	/* a broker that hung up may have said why */

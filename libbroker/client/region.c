@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,6 +157,21 @@ static int bind_node(void *memory, uint64_t size, int32_t node) {
 	return syscall(SYS_mbind, memory, size, MPOL_BIND, mask, (unsigned long)NODES_MAX + 1, 0) < 0 ? -errno : 0;
 }
 
+/* bytes that the machine could still give; UINT64_MAX when it does not say */
+static uint64_t memory_available(void) {
+	uint64_t kib, available = UINT64_MAX;
+	char line[128];
+	FILE *file = fopen("/proc/meminfo", "re");
+
+	if (!file)
+		return UINT64_MAX;
+	while (available == UINT64_MAX && fgets(line, sizeof(line), file))
+		if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1)
+			available = kib * 1024;
+	(void)fclose(file);
+	return available;
+}
+
 /* a shortage is an error here, not a signal later */
 static int allocate(struct shmb_region *region, const struct shmb_region_options *options) {
 	int r;
@@ -167,6 +183,9 @@ static int allocate(struct shmb_region *region, const struct shmb_region_options
 	}
 	if (!(options->flags & SHMB_REGION_OPT_POPULATE))
 		return 0;
+	/* the kernel would rather kill somebody than refuse; huge pages come from a pool and are refused */
+	if (!options->huge_pages && region->mapped_size > memory_available())
+		return -ENOMEM;
 	if (!options->numa_node && !fallocate(region->file->fd, 0, 0, (off_t)region->mapped_size) &&
 	    options->huge_pages)
 		return 0;

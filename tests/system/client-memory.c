@@ -102,6 +102,22 @@ static void populated_memory_is_allocated(void) {
 	shmb_region_free(region);
 }
 
+static void more_memory_than_there_is_is_an_error_at_creation(void) {
+	struct shmb_region_options options = { .struct_size = sizeof(options), .flags = SHMB_REGION_OPT_POPULATE };
+	struct shmb_region *region;
+	FILE *file = fopen("/proc/self/oom_score_adj", "w");
+
+	/* should the library fail in this, nobody else pays for it */
+	check(file && fputs("1000", file) >= 0 && !fclose(file));
+	check_result(shmb_region_create(owner, "too big", UINT64_C(16) << 40, &options, &region), -ENOMEM);
+}
+
+static void only_owners_register(void) {
+	struct shmb_region *region;
+
+	check_result(shmb_region_create(consumer, "not mine to make", 1, NULL, &region), SHMB_E_PERMISSION);
+}
+
 static void memory_is_bound_to_a_node(void) {
 	struct shmb_region_options options = { .struct_size = sizeof(options),
 					       .numa_node = 1,
@@ -186,6 +202,8 @@ static const struct {
 	{ "default", default_memory_is_sealed_and_shared },
 	{ "read-only", read_only_memory_cannot_be_written },
 	{ "populate", populated_memory_is_allocated },
+	{ "shortage", more_memory_than_there_is_is_an_error_at_creation },
+	{ "role", only_owners_register },
 	{ "numa", memory_is_bound_to_a_node },
 	{ "huge", huge_pages_are_shared },
 	{ "huge-shortage", too_few_huge_pages_are_an_error_at_creation },

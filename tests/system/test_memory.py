@@ -17,7 +17,7 @@ def run(broker, case):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("case", ["default", "read-only", "populate", "numa", "huge-shortage", "windows"])
+@pytest.mark.parametrize("case", ["default", "read-only", "populate", "shortage", "role", "numa", "huge-shortage", "windows"])
 def test_memory_is_as_it_was_asked_for(broker, case):
     run(broker, case)
 
