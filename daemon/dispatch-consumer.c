@@ -274,6 +274,7 @@ int dispatch_map(Request *request) {
 	if (r)
 		return r;
 	session->broker->stats.maps++;
+	region_refresh(region);
 
 	reply = (WireMapReply){
 		.generation = region->generation,

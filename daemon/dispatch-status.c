@@ -153,6 +153,7 @@ int dispatch_status(Request *request) {
 			continue;
 		if (asked.max && head->count >= asked.max)
 			break;
+		region_refresh(region);
 		if (!status_write(request, region, &holders, asked.flags & WIRE_STATUS_HOLDERS))
 			break;
 		head->count++;

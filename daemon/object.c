@@ -218,6 +218,15 @@ int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account 
 	return 0;
 }
 
+void object_refresh(Object *object) {
+	struct stat st;
+
+	if (!(object->flags & WIRE_REGION_SPARSE) || fstat(object->fd, &st) < 0)
+		return;
+	if ((uint64_t)st.st_blocks * 512 >= (uint64_t)st.st_size)
+		object->flags &= ~(uint32_t)WIRE_REGION_SPARSE;
+}
+
 Object *object_ref(Object *object) {
 	object->n_refs++;
 	return object;

@@ -92,6 +92,8 @@ int object_fds_check(int fd, int read_only_fd, bool accept_unsealed, bool requir
  */
 int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account *account, const WireAclEntry *acl,
 		uint32_t n_acl, Object **ret);
+/* Looks again whether an object that was sparse has been allocated meanwhile; fstat() on shmem waits for nobody. */
+void object_refresh(Object *object);
 Object *object_ref(Object *object);
 Object *object_unref(Object *object);
 

@@ -265,6 +265,16 @@ Region *region_free(Region *region) {
 	return NULL;
 }
 
+void region_refresh(Region *region) {
+	if (!(region->flags & WIRE_REGION_SPARSE) || !region->object)
+		return;
+	object_refresh(region->object);
+	if (region->object->flags & WIRE_REGION_SPARSE)
+		return;
+	region->flags &= ~(uint32_t)WIRE_REGION_SPARSE;
+	registry_set_flags(&region->broker->registry, region);
+}
+
 uint32_t region_count_leases(const Region *region) {
 	uint32_t n = 0;
 

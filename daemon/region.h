@@ -83,5 +83,7 @@ void region_rescan(Region *region);
 void regions_scan(Broker *broker);
 /* frees a region that nobody counts on any more */
 Region *region_free(Region *region);
+/* Takes over what has changed about its memory since it was registered: it may be allocated now. */
+void region_refresh(Region *region);
 /* leases held now on the region, as far as the broker can see */
 uint32_t region_count_leases(const Region *region);

@@ -199,6 +199,10 @@ static void registry_write_slot(Registry *registry, const Region *region) {
 	slot->ready_object = 0;
 }
 
+void registry_set_flags(Registry *registry, const Region *region) {
+	atomic_store_explicit(&registry_slot(registry, region->slot)->flags, region->flags, memory_order_release);
+}
+
 void registry_publish(Registry *registry, Region *region, Region *replaces) {
 	uint64_t hash = wire_name_hash(registry->shape.hash_seed, region->name, region->name_length);
 	uint32_t at = UINT32_MAX;
@@ -223,8 +227,7 @@ void registry_publish(Registry *registry, Region *region, Region *replaces) {
 	} else if (!index_insert(registry, region)) {
 		registry->n_unindexed++;
 		region->flags |= WIRE_REGION_UNINDEXED;
-		atomic_store_explicit(&registry_slot(registry, region->slot)->flags, region->flags,
-				      memory_order_release);
+		registry_set_flags(registry, region);
 	}
 }
 

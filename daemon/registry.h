@@ -55,6 +55,7 @@ int registry_reserve(Registry *registry, Region *region);
 void registry_publish(Registry *registry, Region *region, Region *replaces);
 /* Takes @region's name away, from the index and from the table. */
 void registry_unname(Registry *registry, Region *region);
+void registry_set_flags(Registry *registry, const Region *region);
 void registry_set_state(Registry *registry, Region *region, uint32_t state);
 /* Frees the slot; tells caching readers that something is gone. */
 void registry_release(Registry *registry, Region *region);

@@ -305,12 +305,26 @@ static bool session_detach(Session *session) {
 	return true;
 }
 
+/* by message, or counted by its page, which tells even when the session is not believed any more */
+static bool session_holds_leases(const Session *session) {
+	if (!list_is_empty(&session->leases))
+		return true;
+	list_for_each (link, &session->maps) {
+		const Map *map = container_of(link, Map, session_link);
+
+		if (session->page.header &&
+		    layout_lease_page_count(session->page.header, &session->page.shape, map->region->slot))
+			return true;
+	}
+	return false;
+}
+
 static void session_bury(Session *session) {
 	Broker *broker = session->broker;
 	bool was_open = session->state == SESSION_OPEN;
 
 	if (was_open) {
-		broker->stats.consumer_deaths += !list_is_empty(&session->leases) || !list_is_empty(&session->maps);
+		broker->stats.consumer_deaths += session_holds_leases(session);
 		session_drop_requests(session);
 		session_retire_regions(session);
 		session_drop_leases(session);

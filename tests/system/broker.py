@@ -175,6 +175,9 @@ class PeerClient(Client):
         self.kept += [Client(self.path) for _ in range(count)]
         return len(self.kept)
 
+    def poke(self, name, data, offset=0):
+        os.pwrite(self.memories[name], data, offset)
+
     def truncate(self, name, size):
         os.ftruncate(self.memories[name], size)
 

@@ -150,14 +150,18 @@ def test_truncated(start):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_broker_has_gone(broker, peers, mode):
-    """A release works without a broker; whatever needs one says so."""
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM"])
+def test_broker_has_gone(broker, peers, mode, end):
+    """What is held stays mapped without a broker, and a release works; whatever needs one says so."""
     with Consumer(broker, "without-broker", mode) as consumer:
         consumer.said("held")
-        broker.finished = True
-        for peer in peers:
-            peer.kill()
-        broker.process.kill()
-        broker.process.wait()
+        if end == "SIGTERM":
+            broker.stop()
+        else:
+            broker.finished = True
+            for peer in peers:
+                peer.kill()
+            broker.process.kill()
+            broker.process.wait()
         consumer.go_on("released")
         consumer.end()

@@ -213,12 +213,21 @@ def test_no_room_for_fds_is_the_brokers_shortage(start):
         except Refused as error:
             assert error.name == "AGAIN"
         client.ping()
-        return client.register("fits", fds[0])["code"]
+
+        def fits():
+            """Those that did arrive are closed by and by: until then it is told the same again."""
+            try:
+                return client.register("fits", fds[0])
+            except Refused as error:
+                assert error.name == "AGAIN"
+                return None
+
+        return until(fits, "room for one fd")["code"]
 
     assert broker.run(OWNER, hostile) == 0
     idle.ping()
     admin = broker.peer(ADMIN)
-    assert admin.stats()["fds_lost"] == 1
+    assert admin.stats()["fds_lost"] >= 1
 
 
 def not_memory(what):

@@ -5,8 +5,9 @@ import pathlib
 import subprocess
 
 import pytest
-from broker import DEADLINE, OWNER, ROOT, become
+from broker import ADMIN, CONSUMER, DEADLINE, OWNER, ROOT, become, until
 from programs import program
+from protocol_client import NUMBERS
 
 POOL = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 
@@ -38,3 +39,26 @@ def huge_pages():
 
 def test_huge_pages_are_shared(huge_pages, broker):  # pylint: disable=unused-argument
     run(broker, "huge")
+
+
+def test_memory_that_is_filled_is_sparse_no_longer(broker):
+    owner, admin = broker.peer(OWNER), broker.peer(ADMIN)
+    sparse = NUMBERS["REGION"]["SPARSE"]
+    owner.give("r", size=8192)
+    assert broker.region(admin, "r")["flags"] & sparse
+    owner.poke("r", b"x" * 8192)
+    assert not broker.region(admin, "r")["flags"] & sparse
+
+
+def test_only_lost_leases_are_deaths_of_consumers(broker):
+    owner, admin = broker.peer(OWNER), broker.peer(ADMIN)
+    given = owner.give("r")
+    for holds, deaths in ((False, 0), (True, 1)):
+        consumer = broker.peer(CONSUMER)
+        consumer.page_attach()
+        consumer.page_map(given["slot"], given["generation"])
+        if holds:
+            assert consumer.page_do("acquire", given["slot"], given["generation"])
+        consumer.kill()
+        until(lambda: admin.stats()["sessions"] == 2, "the consumer's end")
+        assert admin.stats()["consumer_deaths"] == deaths
