@@ -575,3 +575,12 @@ def test_completion_of_region_names(ctl):
     done = subprocess.run(["bash", "-c", script, "bash", COMPLETION, PROGRAM], capture_output=True, text=True,
                           check=True, env=ctl.environment, preexec_fn=lambda: become(OWNER))
     assert done.stdout.splitlines() == ["a\\ region", "another"]
+
+
+@pytest.mark.parametrize("how", [[], ["--lazy"], ["--force"]])
+def test_register_ends_when_its_region_is_retired_by_another(ctl, how):
+    process = ctl.start("register", "r", "--create=4K", "--json", stderr=subprocess.PIPE)
+    json.loads(process.stdout.readline())
+    ctl.run("unregister", "r", "--wait", *how)
+    assert process.wait(DEADLINE) == 1
+    assert "retired by somebody else" in process.stderr.read()

@@ -255,7 +255,9 @@ static void print_text(const Check *check, const char *digest) {
 		       check->differs ? "were compared" : "are the same");
 	if (check->checked > check->compared)
 		printf("%" PRIu64 " bytes were read in one way only%s\n", check->checked - check->compared,
-		       check->lease->flags & SHMB_REGION_SPARSE ? ": they are zeroes, or not allocated" : "");
+		       check->has_mapped && check->lease->flags & SHMB_REGION_SPARSE
+			       ? ": they are zeroes, or not allocated"
+			       : "");
 	printf("sha256 %s\n", digest);
 	if (check->owner_known)
 		printf("process %" PRIu32 ", the owner, %s\n", check->owner_pid,

@@ -65,6 +65,7 @@ typedef struct Register {
 	uint32_t gids[ALLOWED_MAX];
 	struct shmb_region_options options;
 	struct shmb_region *region;
+	uint64_t last_ended; /* generation of the last region that was said to have ended */
 } Register;
 
 static bool is_kept(const Register *reg) {
@@ -138,12 +139,32 @@ static void print_region(const Register *reg) {
 	fflush(stdout);
 }
 
+static void on_event(void *userdata, const struct shmb_event *event) {
+	Register *reg = userdata;
+
+	if ((event->type == SHMB_EVENT_GONE || event->type == SHMB_EVENT_REVOKED) && !strcmp(event->name, reg->name))
+		reg->last_ended = event->generation;
+}
+
+/* before it is registered, so that nothing is missed */
+static int listen_for_end(Register *reg) {
+	int r;
+
+	shmb_client_set_event_callback(reg->ctl->client, on_event, reg);
+	r = shmb_client_subscribe(reg->ctl->client, 1 << SHMB_EVENT_GONE | 1 << SHMB_EVENT_REVOKED);
+	return r ? ctl_fail(r, "events") : 0;
+}
+
 static int own(Register *reg) {
 	int r = 0;
 
 	ctl_say(is_kept(reg) ? "staying until SIGINT or SIGTERM; the region is kept"
 			     : "this process owns the region, it ends with SIGINT or SIGTERM; --keep would keep it");
 	while (!r) {
+		if (reg->last_ended == shmb_region_get_generation(reg->region)) {
+			ctl_say("the region was retired by somebody else");
+			return CTL_REFUSED;
+		}
 		r = live_wait(shmb_client_get_fd(reg->ctl->client), -1);
 		if (r == LIVE_STOP)
 			return 0;
@@ -282,6 +303,8 @@ static int run(Ctl *ctl) {
 			return ctl_fail(r, "signals");
 	}
 	r = ctl_connect(ctl, SHMB_NO_LEASE_PAGE);
+	if (!r && stays(&reg))
+		r = listen_for_end(&reg);
 	if (!r)
 		r = reg.create ? create(&reg) : adopt(&reg);
 	if (!r) {

@@ -232,6 +232,11 @@ static int watch(Status *status) {
 			return ctl_fail(result, "events");
 		if (r == LIVE_STOP)
 			break;
+		json_object_put(status->broker);
+		status->broker = NULL;
+		r = broker_info_read(status->ctl, &status->broker);
+		if (r)
+			return r;
 	}
 	return 0;
 }
