@@ -305,7 +305,6 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 	broker->registry.fd = broker->registry.read_only_fd = broker->ledger.fd = -EBADF;
 	list_init(&broker->sessions);
 	list_init(&broker->dying);
-	list_init(&broker->kept);
 	list_init(&broker->scan);
 	list_init(&broker->lost);
 	broker->closer_timer.on_time = on_closer_time;
@@ -400,7 +399,6 @@ Broker *broker_free(Broker *broker) {
 	loop_free(broker->loop);
 	closer_free(broker->closer);
 	table_deinit(&broker->objects.table);
-	table_deinit(&broker->session_table);
 	accounts_deinit(&broker->accounts);
 	config_free(broker->config);
 	free(broker->bound_paths);

@@ -79,13 +79,10 @@ struct Broker {
 	char barrier_reason[64];
 	uint64_t last_session;
 	uint64_t last_lease;
-	uint32_t last_owner_number;
 	List sessions;
 	List dying; /* Session.link of what ends with this turn */
-	List kept;  /* Region.owner_link of KEEP regions */
 	List scan;  /* Region.scan_link */
 	List lost;  /* Session.lost_link */
-	Table session_table;
 	uint32_t n_sessions;
 	uint32_t n_subscribers;
 	uint32_t n_detached;

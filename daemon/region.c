@@ -177,14 +177,12 @@ static void region_link(Region *region, Session *session, const ObjectFds *check
 	if (!(region->access & WIRE_ACCESS_WRITE) && !checked->read_only_enforced)
 		region->flags |= WIRE_REGION_READ_ONLY_ADVISORY;
 	list_append(&region->object->regions, &region->object_link);
-	if (keep) {
-		list_append(&region->broker->kept, &region->owner_link);
-	} else {
-		region->owner = session;
-		list_append(&session->regions, &region->owner_link);
-		session->n_regions++;
-		session->n_bytes += region->size;
-	}
+	if (keep)
+		return;
+	region->owner = session;
+	list_append(&session->regions, &region->owner_link);
+	session->n_regions++;
+	session->n_bytes += region->size;
 }
 
 int region_register(Session *session, const WireRegister *request, RegisterFds *fds, Region **ret, char *why) {
@@ -273,14 +271,4 @@ void region_refresh(Region *region) {
 		return;
 	region->flags &= ~(uint32_t)WIRE_REGION_SPARSE;
 	registry_set_flags(&region->broker->registry, region);
-}
-
-uint32_t region_count_leases(const Region *region) {
-	uint32_t n = 0;
-
-	list_for_each (link, &region->leases)
-		n++;
-	list_for_each (link, &region->maps)
-		n += map_count(container_of(link, Map, region_link));
-	return n;
 }

@@ -35,7 +35,7 @@ struct Region {
 	Object *object; /* NULL once revoked */
 	ListLink object_link;
 	Session *owner;	     /* NULL when kept, and once its session is over */
-	ListLink owner_link; /* in Session.regions, or in Broker.kept */
+	ListLink owner_link; /* in Session.regions; not linked when kept */
 	uint64_t owner_session;
 	Identity *identity; /* who registered it, for status */
 	uint32_t owner_uid;
@@ -85,5 +85,3 @@ void regions_scan(Broker *broker);
 Region *region_free(Region *region);
 /* Takes over what has changed about its memory since it was registered: it may be allocated now. */
 void region_refresh(Region *region);
-/* leases held now on the region, as far as the broker can see */
-uint32_t region_count_leases(const Region *region);

@@ -67,16 +67,6 @@ void session_log(const Session *session, LogId id, const char *format, ...) {
 		  session->peer.comm, session->peer.uid, text);
 }
 
-Session *session_find(Broker *broker, uint64_t id) {
-	table_for_each(link, &broker->session_table, table_hash(id)) {
-		Session *session = container_of(link, Session, id_link);
-
-		if (session->id == id)
-			return session;
-	}
-	return NULL;
-}
-
 void session_send(Session *session, const void *message, size_t size, int *fds, size_t n_fds) {
 	const Config *config = session->broker->config;
 	int r;
@@ -257,7 +247,6 @@ static Session *session_free(Session *session) {
 	if (session->index != UINT32_MAX) {
 		ledger_drop_session(&broker->ledger, session);
 		registry_session_release(&broker->registry, session->index);
-		table_remove(&broker->session_table, &session->id_link);
 	}
 	list_remove(&session->link);
 	broker->n_sessions--;
@@ -471,9 +460,8 @@ int session_accept(Broker *broker, int accepted, uint32_t listener) {
 	}
 	if (!r) {
 		session->id = ++broker->last_session;
-		if (getrandom(session->token, sizeof(session->token), 0) != (ssize_t)sizeof(session->token) ||
-		    !table_insert(&broker->session_table, &session->id_link, table_hash(session->id)))
-			r = -ENOMEM;
+		if (getrandom(session->token, sizeof(session->token), 0) != (ssize_t)sizeof(session->token))
+			r = -EIO;
 	}
 	if (!r)
 		r = session_link(session, steal_fd(&fd));

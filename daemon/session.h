@@ -53,7 +53,6 @@ struct Session {
 	AccountCharge charge_fds;
 	AccountCharge charge_unread; /* fds in replies that the peer may not have read */
 	ListLink link;		     /* in Broker.sessions, oldest first */
-	TableLink id_link;	     /* in Broker.session_table */
 	uint64_t id;
 	uint8_t token[WIRE_TOKEN_SIZE];
 	uint64_t born_ns;
@@ -112,7 +111,6 @@ int session_charge_unread(Session *session, uint32_t n_fds);
 void session_error(Session *session, uint16_t opcode, uint64_t serial, uint32_t code, const char *text);
 /* is this peer an admin, or the same uid (and no overflow uid) ? */
 bool session_sees(const Session *session, uint32_t uid);
-Session *session_find(Broker *broker, uint64_t id);
 /* logs a line that this peer has caused, with its pid and session as fields */
 void session_log(const Session *session, LogId id, const char *format, ...)
 	__attribute__((__format__(__printf__, 3, 4)));

@@ -13,7 +13,3 @@ static inline bool range_within(uint64_t offset, uint64_t size, uint64_t whole) 
 
 	return !__builtin_add_overflow(offset, size, &end) && end <= whole;
 }
-
-static inline bool range_overlaps(uint64_t offset_a, uint64_t size_a, uint64_t offset_b, uint64_t size_b) {
-	return offset_a < offset_b + size_b && offset_b < offset_a + size_a;
-}
