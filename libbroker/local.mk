@@ -24,13 +24,16 @@ libwire_la_SOURCES = $(wire_sources)
 # the library's objects, for the library itself and for unit tests that look inside
 noinst_LTLIBRARIES += libclient.la
 client_sources = \
+	libbroker/client/acquire.c \
 	libbroker/client/call.c \
 	libbroker/client/client.c \
 	libbroker/client/client.h \
 	libbroker/client/error.c \
 	libbroker/client/event.c \
 	libbroker/client/lane.c \
+	libbroker/client/lane.h \
 	libbroker/client/lease.c \
+	libbroker/client/lease.h \
 	libbroker/client/list.c \
 	libbroker/client/map.c \
 	libbroker/client/map.h \

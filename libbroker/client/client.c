@@ -125,7 +125,11 @@ static int client_map_shared(struct shmb_client *client, const WireAttachReply *
 	client->page_size = reply->page_size;
 	client->maps = maps;
 	client->capacity = reply->capacity;
-	client->session_index = reply->session_index;
+	client->slots = layout_slots(registry);
+	client->index = layout_index(registry);
+	client->index_mask = client->registry->index_size - 1;
+	client->session_word = &layout_sessions(registry)[reply->session_index];
+	memcpy(client->hash_seed, client->registry->hash_seed, sizeof(client->hash_seed));
 	client->lanes = reply->lanes;
 	client->mode = reply->mode;
 	client->page = page;

@@ -48,10 +48,15 @@ struct shmb_client {
 	uint64_t id;   /* of this object in this process, never used again */
 	uint64_t session;
 	const RegistryHeader *registry;
-	LeasePageHeader *page;
-	MapEntry *maps; /* by slot */
+	const RegistrySlot *slots; /* and the rest of the registry's parts */
+	const _Atomic uint64_t *index;
+	const _Atomic uint64_t *session_word;
+	uint64_t hash_seed[2];
+	uint32_t index_mask;
 	uint32_t capacity;
-	uint32_t session_index;
+	MapEntry *maps;		    /* by slot */
+	_Atomic uint64_t gone_seen; /* the registry's gone_sequence when maps were last looked through */
+	LeasePageHeader *page;
 	uint64_t registry_size;
 	uint64_t page_size;
 
@@ -84,7 +89,6 @@ struct shmb_client {
 	uint32_t n_mapped;
 	uint32_t n_mapped_max;
 	uint64_t lanes_taken;
-	_Atomic uint64_t gone_seen; /* the registry's gone_sequence when maps were last looked through */
 
 	struct shmb_client *next; /* of all clients of this process */
 };
@@ -141,7 +145,5 @@ int error_plain(int result);
 
 /* ---- lane.c ---- */
 
-/* this thread's lane of @client; lanes - 1 is the shared one */
-uint32_t lane_get(struct shmb_client *client);
 void client_list_add(struct shmb_client *client);
 void client_list_remove(struct shmb_client *client);

@@ -79,7 +79,7 @@ void client_settle(struct shmb_client *client) {
 	struct shmb_event event;
 	void *userdata;
 
-	maps_reap(client);
+	maps_settle(client);
 	pthread_mutex_lock(&client->io_lock);
 	/* without a callback, events of a subscription wait for shmb_client_next_event() */
 	while (!client->delivering && (client->callback || !client->event_mask) && take_locked(client, &event)) {
@@ -112,7 +112,7 @@ int shmb_client_next_event(struct shmb_client *client, struct shmb_event *ret, i
 		if (take_event(client, ret))
 			return 0;
 		left = deadline == INT64_MAX ? -1 : deadline - now_ms();
-		maps_reap(client);
+		maps_settle(client);
 		r = client_read(client, left < 0 && deadline != INT64_MAX ? 0 : (int)left);
 		if (r == -ETIMEDOUT && (timeout >= 0 && now_ms() >= deadline))
 			return error_plain(SHMB_E_TIMED_OUT);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Lanes: each thread counts in a lane of its own, so that an acquire is a plain store. A thread that ends gives its
- * lane back with the counts as they stand: the next one goes on counting. Threads beyond the lanes share the last.
+ * A thread that ends gives its lane back with the counts as they stand: the next one goes on counting. Threads beyond
+ * the lanes share the last.
  */
 
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "client.h"
+#include "lane.h"
 
 #define CACHE_LANES 4
 
@@ -31,8 +31,7 @@ static bool key_is_made;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct shmb_client *all_clients;
 static uint64_t last_id;
-/* the last client that this thread used; initial-exec, so that it is found without a call */
-static __thread ThreadLane cached __attribute__((tls_model("initial-exec")));
+__thread LaneCache lane_cache __attribute__((tls_model("initial-exec"))) = { .undo = LANE_NO_UNDO };
 
 static struct shmb_client *client_find(uint64_t id) {
 	struct shmb_client *client = all_clients;
@@ -45,7 +44,7 @@ static struct shmb_client *client_find(uint64_t id) {
 static void thread_ends(void *data) {
 	ThreadLanes *lanes = data;
 
-	cached = (ThreadLane){};
+	lane_cache = (LaneCache){ .undo = LANE_NO_UNDO };
 	pthread_mutex_lock(&list_lock);
 	for (uint32_t i = 0; i < lanes->n; ++i) {
 		struct shmb_client *client = client_find(lanes->at[i].client);
@@ -65,7 +64,7 @@ static void fork_in_child(void) {
 	client_fork_epoch++;
 	all_clients = NULL;
 	pthread_mutex_init(&list_lock, NULL);
-	cached = (ThreadLane){};
+	lane_cache = (LaneCache){ .undo = LANE_NO_UNDO };
 }
 
 static void make_key(void) {
@@ -159,9 +158,13 @@ static uint32_t lane_find(struct shmb_client *client) {
 	return lane_take(client);
 }
 
-uint32_t lane_get(struct shmb_client *client) {
-	if (__builtin_expect(cached.client == client->id, 1))
-		return cached.lane;
-	cached = (ThreadLane){ client->id, lane_find(client) };
-	return cached.lane;
+void lane_select(struct shmb_client *client) {
+	uint32_t lane = lane_find(client);
+
+	lane_cache = (LaneCache){
+		.client = client->id,
+		.counters = layout_lane(client->page, lane),
+		.undo = LANE_NO_UNDO,
+		.plain = client->mode == WIRE_ATTACH_ASYMMETRIC && lane != client->lanes - 1,
+	};
 }

@@ -107,7 +107,7 @@ static int entry_fill(struct shmb_client *client, uint32_t slot, const WireMapRe
 	int r;
 
 	/* this answer may have been overtaken, and the entry may serve the leases of the slot's next generation */
-	if (layout_word_generation(atomic_load(&layout_slots(client->registry)[slot].word)) != reply->generation)
+	if (layout_word_generation(atomic_load(&client->slots[slot].word)) != reply->generation)
 		return SHMB_E_STALE;
 	if (!range_within(reply->offset, reply->size, reply->object_size))
 		return -EPROTO;
@@ -195,7 +195,7 @@ static int ask(struct shmb_client *client, uint32_t slot, uint64_t generation, u
 int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, uint64_t offset,
 	       uint64_t size) {
 	MapEntry *entry = &client->maps[slot];
-	uint64_t have = layout_slots(client->registry)[slot].object;
+	uint64_t have = client->slots[slot].object;
 	WireMapReply reply;
 	bool had, served;
 	int r;
@@ -259,7 +259,7 @@ void maps_reap(struct shmb_client *client) {
 	for (uint32_t i = 0; i < client->n_mapped;) {
 		uint32_t slot = client->mapped_slots[i];
 		MapEntry *entry = &client->maps[slot];
-		uint64_t word = atomic_load_explicit(&layout_slots(client->registry)[slot].word, memory_order_acquire);
+		uint64_t word = atomic_load_explicit(&client->slots[slot].word, memory_order_acquire);
 
 		if (layout_word_generation(word) == entry->generation) {
 			i++;

@@ -45,10 +45,23 @@ int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, u
 	       uint64_t size);
 /* the fd for guarded copies on a window that is mapped with SHMB_COPY, or -EBADF; valid as long as the lease */
 int map_copy_fd(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access);
-/* unmaps what is over, if anything may be */
+/* unmaps what is over */
 void maps_reap(struct shmb_client *client);
 void maps_free(struct shmb_client *client);
 
 static inline uint32_t map_mode(uint32_t access) {
 	return access & SHMB_WRITE ? 1 : 0;
+}
+
+/* nothing is over since maps were last looked through */
+static inline bool maps_are_settled(const struct shmb_client *client) {
+	return __builtin_expect(atomic_load_explicit(&client->registry->gone_sequence, memory_order_acquire) ==
+					atomic_load_explicit(&client->gone_seen, memory_order_relaxed),
+				1);
+}
+
+/* unmaps what is over, if anything is since the last time */
+static inline void maps_settle(struct shmb_client *client) {
+	if (client->registry && !maps_are_settled(client))
+		maps_reap(client);
 }
