@@ -93,6 +93,20 @@ enum {
 int loop_receive(Loop *loop, int fd, uint32_t uid, LoopMessage *ret);
 /* Calls on_message and closes the fds that it left. @conn may be gone afterwards. */
 void loop_conn_deliver(LoopConn *conn, LoopMessage *message);
+/*
+ * A message was taken: look for another one in this turn? Most peers wait for the answer first, so whoever looked in
+ * vain looks ever more rarely, up to once in 64 messages; readiness is level-triggered, the next turn finds the rest.
+ */
+static inline bool loop_conn_tries_more(LoopConn *conn) {
+	if (!conn->skips)
+		return true;
+	conn->skips--;
+	return false;
+}
+static inline void loop_conn_tried_more(LoopConn *conn, bool found) {
+	conn->patience = found ? 0 : conn->patience < 63 ? (uint8_t)(conn->patience * 2 + 1) : 63;
+	conn->skips = conn->patience;
+}
 /* Calls on_end, once. @conn may be gone afterwards. */
 void loop_conn_end(LoopConn *conn, int reason, int error);
 /* Closes what a message left behind. */

@@ -271,7 +271,11 @@ static void conn_receive(Source *source) {
 		LoopMessage message;
 		int r;
 
+		if (n && !loop_conn_tries_more(source->conn))
+			return;
 		r = loop_receive(loop, source->fd, source->conn->owner_uid, &message);
+		if (n)
+			loop_conn_tried_more(source->conn, r != -EAGAIN);
 		if (!r) {
 			loop_conn_deliver(source->conn, &message);
 		} else if (r == -EAGAIN) {

@@ -9,8 +9,8 @@
  * kernel has not begun looks its fd up by number when it does: so the fd of a connection goes to the Closer after
  * the last CQE, never before, lest the number means another socket by then. The peer has seen the shutdown() by then.
  *
- * A connection receives in one of two ways. While the peer may pass fds: a one-shot poll, then recvmsg() until
- * there is none, then the poll again, which looks before it waits. Otherwise a multishot recvmsg into a ring of
+ * A connection receives in one of two ways. While the peer may pass fds: a one-shot poll, then recvmsg(), again only
+ * where more is likely, then the poll again, which looks before it waits. Otherwise a multishot recvmsg into a ring of
  * buffers, and a poll for the hang-up, because some kernels lose the end of file of a multishot request. Whenever no
  * request receives (a switch, a hang-up, no buffers left, an error) the connection goes through recvmsg() until there
  * is none before anything is armed, so that nothing is lost or overtaken.
@@ -779,12 +779,20 @@ static void source_deliver_buffer(Source *source, uint16_t id) {
 	buffer_give_back(engine, id);
 }
 
-/* takes one message; false when there is no more for this turn */
-static bool source_receive(Source *source) {
+/* takes one message, the @n-th of this turn; false when there is no more for this turn */
+static bool source_receive(Source *source, int n) {
+	/* only what has no poll to find it again must be taken to the last */
+	bool may_stop = n && !source->hangup && !source_wants_multishot(source);
 	LoopMessage message;
 	int r;
 
+	if (may_stop && !loop_conn_tries_more(source->conn)) {
+		source_arm_receive(source);
+		return false;
+	}
 	r = loop_receive(source->engine->loop, source->fd, source->uid, &message);
+	if (may_stop)
+		loop_conn_tried_more(source->conn, r != -EAGAIN);
 	if (!r) {
 		loop_conn_deliver(source->conn, &message);
 		return true;
@@ -817,7 +825,7 @@ static void source_serve(Source *source) {
 		} else if (source->eof) {
 			source_end(source, LOOP_END_HANGUP, 0);
 			return;
-		} else if ((source->in_flight | source->want) & RECEIVING || !source_receive(source)) {
+		} else if ((source->in_flight | source->want) & RECEIVING || !source_receive(source, n)) {
 			return;
 		}
 		/* unlinked, but not freed while callbacks run */

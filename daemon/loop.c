@@ -295,6 +295,7 @@ int loop_conn_link(Loop *loop, LoopConn *conn) {
 	list_init(&conn->out);
 	conn->out_messages = conn->out_bytes = 0;
 	conn->sending = conn->ended = false;
+	conn->patience = conn->skips = 0;
 	conn->dirty = (ListLink){ 0 };
 	conn->loop = loop;
 	r = loop->engine->conn_link(conn);

@@ -71,9 +71,11 @@ struct LoopConn {
 	List out;	     /* LoopOut, oldest first */
 	size_t out_messages; /* messages queued and not yet handed to the kernel */
 	size_t out_bytes;
-	ListLink dirty; /* while it has something that may be sent */
-	bool sending;	/* the engine works on the oldest, or waits for room */
-	bool ended;	/* on_end was called */
+	ListLink dirty;	  /* while it has something that may be sent */
+	bool sending;	  /* the engine works on the oldest, or waits for room */
+	bool ended;	  /* on_end was called */
+	uint8_t patience; /* see loop_conn_tries_more() */
+	uint8_t skips;
 	void *engine;
 };
 
