@@ -30,6 +30,22 @@ shmbrokerctl_LDADD = libshmbroker.la $(SMARTCOLS_LIBS) $(JSONC_LIBS)
 dist_man_MANS += \
 	tools/ctl/shmbrokerctl.1
 
+# measures the library as it is installed, and sends messages of its own
+bin_PROGRAMS += shmbroker-bench
+bench_sources = \
+	tools/bench/bench.h \
+	tools/bench/broker.c \
+	tools/bench/main.c \
+	tools/bench/measure.c \
+	tools/bench/raw.c \
+	tools/bench/raw.h \
+	tools/bench/register.c \
+	tools/bench/rows.c \
+	tools/bench/rtt.c
+shmbroker_bench_SOURCES = $(bench_sources)
+shmbroker_bench_CPPFLAGS = $(AM_CPPFLAGS) $(SMARTCOLS_CFLAGS) $(JSONC_CFLAGS)
+shmbroker_bench_LDADD = libshmbroker.la libwire.la $(SMARTCOLS_LIBS) $(JSONC_LIBS) -lm
+
 # what --json prints
 schemasdir = $(pkgdatadir)/schemas
 schemas_DATA = \
