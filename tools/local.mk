@@ -35,13 +35,18 @@ bin_PROGRAMS += shmbroker-bench
 bench_sources = \
 	tools/bench/bench.h \
 	tools/bench/broker.c \
+	tools/bench/death.c \
+	tools/bench/frame.c \
 	tools/bench/main.c \
 	tools/bench/measure.c \
 	tools/bench/raw.c \
 	tools/bench/raw.h \
+	tools/bench/regions.c \
+	tools/bench/regions.h \
 	tools/bench/register.c \
 	tools/bench/rows.c \
-	tools/bench/rtt.c
+	tools/bench/rtt.c \
+	tools/bench/scale.c
 shmbroker_bench_SOURCES = $(bench_sources)
 shmbroker_bench_CPPFLAGS = $(AM_CPPFLAGS) $(SMARTCOLS_CFLAGS) $(JSONC_CFLAGS)
 shmbroker_bench_LDADD = libshmbroker.la libwire.la $(SMARTCOLS_LIBS) $(JSONC_LIBS) -lm
