@@ -22,8 +22,9 @@
 #include "raw.h"
 #include "wire/fd.h"
 
-#define ROUNDS 500
+#define ROUNDS 300
 #define ROUNDS_QUICK 3
+#define SAMPLE_NS 300000
 #define CONNECTIONS_MAX 512
 #define CONNECTIONS_QUICK 8
 #define EPOLL_EVENTS 256
@@ -207,7 +208,7 @@ static uint64_t trip_run(void *data, uint64_t count) {
 	uint64_t rounds = (count + n - 1) / n, ns = 0;
 
 	/* the case before has left nothing of ours in the caches */
-	(void)trip_rounds(trip, 1);
+	(void)trip_rounds(trip, trip->at_a_time);
 	for (uint64_t done = 0; done < rounds;) {
 		uint32_t go = rounds - done < trip->at_a_time ? (uint32_t)(rounds - done) : trip->at_a_time;
 
@@ -302,6 +303,7 @@ static void rtt_add_case(Rtt *rtt, size_t i, const Engine *engine, int baseline)
 		.run = trip_run,
 		.data = trip,
 		.baseline = baseline,
+		.sample_ns = SAMPLE_NS,
 	};
 	if (engine)
 		(void)snprintf(new->row.name, sizeof(new->row.name), "%s-%s", shape->name, engine->name);
