@@ -137,9 +137,8 @@ static bool *choose(const Bench *bench, const BenchCase *cases, size_t n) {
 	for (size_t i = 0; i < n; ++i) {
 		if (!is_wanted(bench, &cases[i]))
 			continue;
-		chosen[i] = true;
-		if (cases[i].baseline >= 0)
-			chosen[cases[i].baseline] = true;
+		for (int j = (int)i; j >= 0 && !chosen[j]; j = cases[j].baseline)
+			chosen[j] = true;
 	}
 	return chosen;
 }
