@@ -107,3 +107,10 @@ void regions_deinit(Regions *regions) {
 	free(regions->regions);
 	*regions = (Regions){};
 }
+
+void region_acquire(struct shmb_client *client, const char *name) {
+	struct shmb_lease lease;
+
+	check(shmb_client_get_memory_info(client, name, 0, SHMB_REST, SHMB_READ, &lease), name);
+	check(shmb_lease_release(&lease), name);
+}

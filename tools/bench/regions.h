@@ -32,6 +32,8 @@ uint64_t regions_add(Regions *regions, uint32_t n);
 /* frees what the owner has of them; those that were not retired by then are retired one by one */
 void regions_deinit(Regions *regions);
 void region_name(uint32_t number, char ret[REGION_NAME_SIZE]);
+/* a lease for reading on the whole of a region, given back at once */
+void region_acquire(struct shmb_client *client, const char *name);
 
 /* dies with @what and the library's sentence unless @r is 0 */
 void check(int r, const char *what);
