@@ -31,12 +31,17 @@ dist_man_MANS += \
 	tools/ctl/shmbrokerctl.1
 
 # measures the library as it is installed, and sends messages of its own
+if WITH_BENCH
 bin_PROGRAMS += shmbroker-bench
+endif
 bench_sources = \
+	tools/bench/baseline.cc \
+	tools/bench/baseline.h \
 	tools/bench/bench.h \
 	tools/bench/broker.c \
 	tools/bench/death.c \
 	tools/bench/frame.c \
+	tools/bench/lease.c \
 	tools/bench/main.c \
 	tools/bench/measure.c \
 	tools/bench/raw.c \
@@ -48,7 +53,9 @@ bench_sources = \
 	tools/bench/rtt.c \
 	tools/bench/scale-clients.c \
 	tools/bench/scale.c \
-	tools/bench/scale.h
+	tools/bench/scale.h \
+	tools/bench/team.c \
+	tools/bench/team.h
 shmbroker_bench_SOURCES = $(bench_sources)
 shmbroker_bench_CPPFLAGS = $(AM_CPPFLAGS) $(SMARTCOLS_CFLAGS) $(JSONC_CFLAGS)
 shmbroker_bench_LDADD = libshmbroker.la libwire.la $(SMARTCOLS_LIBS) $(JSONC_LIBS) -lm
