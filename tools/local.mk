@@ -44,6 +44,7 @@ bench_sources = \
 	tools/bench/lease.c \
 	tools/bench/main.c \
 	tools/bench/measure.c \
+	tools/bench/plot.c \
 	tools/bench/raw.c \
 	tools/bench/raw.h \
 	tools/bench/regions.c \

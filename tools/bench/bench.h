@@ -20,7 +20,7 @@ typedef struct BenchCommand BenchCommand;
 typedef struct BenchRow BenchRow;
 typedef struct Broker Broker;
 
-/* one line of the table, one object of --json; keys are the members' names */
+/* one line of the table, one object of --json; keys are the members' names, if not said otherwise */
 struct BenchRow {
 	char name[48];
 	uint64_t n;	       /* regions, connections, entries of a message, ...: the curve's x */
@@ -30,9 +30,10 @@ struct BenchRow {
 	double median;
 	double p99;
 	double min;
-	uint32_t runs;	 /* samples */
-	double ratio;	 /* 0: there is no baseline; null in JSON */
-	char detail[96]; /* what else belongs to the shape, "" for nothing: "1 GiB", "io_uring", "8 connections" */
+	uint32_t runs;	     /* samples */
+	double ratio;	     /* 0: there is no baseline; null in JSON */
+	const char *command; /* the subcommand, filled in; no key */
+	char detail[96];     /* what else belongs to the shape, "" for nothing: "1 GiB", "io_uring", "8 connections" */
 };
 
 struct Bench {
@@ -40,9 +41,10 @@ struct Bench {
 	const char *broker_path; /* the shmbrokerd to measure */
 	const char *only;	 /* --only TEXT: only cases whose row's name contains it; NULL for all */
 	bool json;
-	bool quick;	  /* a few rounds, small sizes: tests that everything works, measures nothing */
-	bool no_ratios;	  /* a baseline was not what it says it is */
-	const char *plot; /* an SVG file, or NULL */
+	bool quick;	     /* a few rounds, small sizes: tests that everything works, measures nothing */
+	bool no_ratios;	     /* a baseline was not what it says it is */
+	const char *plot;    /* an SVG file, or NULL */
+	const char *command; /* the subcommand that runs */
 	BenchRow *rows;
 	size_t n_rows;
 };
@@ -57,6 +59,8 @@ extern const BenchCommand bench_lease, bench_rtt, bench_register, bench_scale, b
 
 /* says it on stderr and exits with 1: a benchmark that cannot measure has nothing to print */
 _Noreturn void bench_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* the path of a program that is in $PATH, which the caller frees; NULL when it is not */
+char *bench_find_program(const char *name);
 /* CLOCK_MONOTONIC */
 uint64_t bench_now_ns(void);
 
@@ -92,6 +96,14 @@ void bench_unpin(void);
 /* ---- rows.c: the table, or the array of JSON ---- */
 
 void rows_print(const Bench *bench);
+
+/* ---- plot.c: curves over n ---- */
+
+/* whether there are curves of this subcommand */
+bool plot_draws(const char *command);
+/* dies when bench->plot cannot be drawn here; before anything is measured */
+void plot_check(const Bench *bench);
+void plot_write(const Bench *bench);
 
 /* ---- broker.c: a private broker in a temporary directory ---- */
 

@@ -59,7 +59,7 @@ static char *program_at(const char *directory, const char *suffix) {
 	return NULL;
 }
 
-static char *program_in_path(const char *name) {
+char *bench_find_program(const char *name) {
 	const char *list = getenv("PATH");
 	char *directories = strdup(list ?: ""), *rest = directories, *directory, *found = NULL;
 
@@ -86,7 +86,7 @@ static char *find_broker(void) {
 			*name = 0;
 		found = program_at(directory, "shmbrokerd") ?: program_at(directory, "../sbin/shmbrokerd");
 	}
-	found = found ?: program_in_path("shmbrokerd");
+	found = found ?: bench_find_program("shmbrokerd");
 	if (!found)
 		bench_die(
 			"there is no shmbrokerd beside this program, in ../sbin or in $PATH; --broker says where it is");
@@ -110,6 +110,7 @@ static void print_help(void) {
 	     "      --quick          few rounds of small sizes: shows that it works, measures nothing\n"
 	     "      --broker=PATH    the shmbrokerd to measure; else the one built or installed with this program\n"
 	     "      --only=TEXT      only rows whose name contains TEXT, and their baselines\n"
+	     "      --plot=FILE.svg  draw the curves of lease and scale into this file, by gnuplot\n"
 	     "  -h, --help           print this and exit\n"
 	     "  -V, --version        print the version and exit\n"
 	     "\n"
@@ -126,6 +127,7 @@ static const BenchCommand *find_command(const char *name) {
 static int run_command(Bench *bench, const BenchCommand *command) {
 	int r;
 
+	bench->command = command->name;
 	bench->no_ratios = false;
 	r = command->run(bench);
 	bench_unpin();
@@ -152,17 +154,20 @@ static int parse(Bench *bench, int argc, char **argv) {
 		OPTION_JSON = 256,
 		OPTION_QUICK,
 		OPTION_BROKER,
-		OPTION_ONLY
+		OPTION_ONLY,
+		OPTION_PLOT
 	};
 	static const struct option options[] = {
 		{ "json", no_argument, NULL, OPTION_JSON },
 		{ "quick", no_argument, NULL, OPTION_QUICK },
 		{ "broker", required_argument, NULL, OPTION_BROKER },
 		{ "only", required_argument, NULL, OPTION_ONLY },
+		{ "plot", required_argument, NULL, OPTION_PLOT },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, 'V' },
 		{},
 	};
+	bool drawn = false;
 	int c;
 
 	while ((c = getopt_long(argc, argv, "hV", options, NULL)) >= 0) {
@@ -179,6 +184,9 @@ static int parse(Bench *bench, int argc, char **argv) {
 		case OPTION_ONLY:
 			bench->only = optarg;
 			break;
+		case OPTION_PLOT:
+			bench->plot = optarg;
+			break;
 		case 'h':
 			print_help();
 			return fflush(stdout) ? EXIT_FAILURE : EXIT_SUCCESS;
@@ -191,9 +199,15 @@ static int parse(Bench *bench, int argc, char **argv) {
 	}
 	if (optind == argc)
 		return usage("what shall be measured?");
-	for (int i = optind; i < argc; ++i)
-		if (strcmp(argv[i], "all") && !find_command(argv[i]))
+	for (int i = optind; i < argc; ++i) {
+		bool is_all = !strcmp(argv[i], "all");
+
+		if (!is_all && !find_command(argv[i]))
 			return usage("no subcommand \"%s\"", argv[i]);
+		drawn |= is_all || plot_draws(argv[i]);
+	}
+	if (bench->plot && !drawn)
+		return usage("--plot draws nothing of these subcommands");
 	return -1;
 }
 
@@ -209,10 +223,14 @@ int main(int argc, char **argv) {
 		bench.broker_path = found = find_broker();
 	else if (!is_program(bench.broker_path))
 		bench_die("%s: %s", bench.broker_path, strerror(errno));
+	if (bench.plot)
+		plot_check(&bench);
 	r = run_commands(&bench, argv + optind, argc - optind);
 	if (!r && bench.only && !bench.n_rows)
 		bench_die("no row has \"%s\" in its name", bench.only);
 	rows_print(&bench);
+	if (!r && bench.plot)
+		plot_write(&bench);
 	free(bench.rows);
 	free(found);
 	if (fflush(stdout) || ferror(stdout))

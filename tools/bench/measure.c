@@ -79,7 +79,8 @@ static void add_row(Bench *bench, const BenchRow *row) {
 	if (!grown)
 		bench_die("out of memory");
 	bench->rows = grown;
-	grown[bench->n_rows++] = *row;
+	grown[bench->n_rows] = *row;
+	grown[bench->n_rows++].command = bench->command;
 }
 
 void bench_row(Bench *bench, BenchRow row, double *samples, size_t n) {
