@@ -44,6 +44,8 @@ model_files = \
 	tests/model/lease.pml
 EXTRA_DIST += $(model_files)
 
+EXTRA_DIST += tests/stress/check
+
 lint_tests = \
 	tests/lint/floors.sh \
 	tests/lint/format.sh \
@@ -121,9 +123,23 @@ tests_system_client_memory_LDADD = libclient.la
 tests_system_client_threads_LDADD = libclient.la
 tests_system_peer_LDADD = libclient.la
 
+# the stress of leases, and a broker for it that makes no barriers
+stress_sources = \
+	tests/stress/consumer.c \
+	tests/stress/owner.c \
+	tests/stress/stress.c \
+	tests/stress/stress.h
+tests_stress_stress_SOURCES = $(stress_sources)
+tests_stress_stress_LDADD = libclient.la
+# an object of its own keeps the one of the same functions in the archive out
+tests_stress_shmbrokerd_without_barrier_SOURCES = daemon/main.c tests/stress/barrier-none.c
+tests_stress_shmbrokerd_without_barrier_LDADD = libdaemon.la
+
 test_programs = \
 	tests/demo/consumer \
 	tests/demo/owner \
+	tests/stress/shmbrokerd-without-barrier \
+	tests/stress/stress \
 	tests/system/client-memory \
 	tests/system/client-threads \
 	tests/system/peer
