@@ -25,6 +25,7 @@ system_files = \
 	tests/system/test_attacks.py \
 	tests/system/test_client.py \
 	tests/system/test_ctl.py \
+	tests/system/test_dlopen.py \
 	tests/system/test_examples.py \
 	tests/system/test_fallbacks.py \
 	tests/system/test_fuse.py \
@@ -122,6 +123,8 @@ tests_demo_consumer_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_system_client_memory_LDADD = libclient.la
 tests_system_client_threads_LDADD = libclient.la
 tests_system_peer_LDADD = libclient.la
+# this one loads the library
+tests_system_client_dlopen_LDADD =
 
 # the stress of leases, and a broker for it that makes no barriers
 stress_sources = \
@@ -140,6 +143,7 @@ test_programs = \
 	tests/demo/owner \
 	tests/stress/shmbrokerd-without-barrier \
 	tests/stress/stress \
+	tests/system/client-dlopen \
 	tests/system/client-memory \
 	tests/system/client-threads \
 	tests/system/peer
