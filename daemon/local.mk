@@ -38,6 +38,7 @@ daemon_sources = \
 	daemon/loop.c \
 	daemon/loop.h \
 	daemon/messages-log.def \
+	daemon/notify.c \
 	daemon/notify.h \
 	daemon/object.c \
 	daemon/object.h \
@@ -65,7 +66,7 @@ libdaemon_la_CPPFLAGS = $(AM_CPPFLAGS) $(INIH_CFLAGS) $(SYSTEMD_CFLAGS) $(URING_
 libdaemon_la_LIBADD = libwire.la $(INIH_LIBS) $(SYSTEMD_LIBS) $(URING_LIBS)
 
 if WITH_SYSTEMD
-libdaemon_la_SOURCES += daemon/journal.c daemon/notify.c
+libdaemon_la_SOURCES += daemon/journal.c daemon/notify-manager.c
 else
 libdaemon_la_SOURCES += daemon/journal-fallback.c daemon/notify-fallback.c
 endif

@@ -82,14 +82,12 @@ unit_tests = \
 	tests/unit/test-loop-sources \
 	tests/unit/test-loop \
 	tests/unit/test-name \
+	tests/unit/test-notify \
 	tests/unit/test-object \
 	tests/unit/test-peer \
 	tests/unit/test-protocol \
 	tests/unit/test-registry \
 	tests/fuzz/fuzz-codec
-if WITH_SYSTEMD
-unit_tests += tests/unit/test-notify
-endif
 check_PROGRAMS += $(unit_tests)
 TESTS += $(unit_tests)
 endif
@@ -105,6 +103,11 @@ check_PROGRAMS += tests/unit/wire-tables
 
 AM_CPPFLAGS += $(CMOCKA_CFLAGS)
 LDADD = libdaemon.la $(CMOCKA_LIBS)
+if WITH_SYSTEMD
+tests_unit_test_notify_CPPFLAGS = $(AM_CPPFLAGS) -DWITH_MANAGER=1
+else
+tests_unit_test_notify_CPPFLAGS = $(AM_CPPFLAGS) -DWITH_MANAGER=0
+endif
 tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
 
