@@ -24,6 +24,8 @@ daemon_sources = \
 	daemon/dispatch.h \
 	daemon/event.c \
 	daemon/event.h \
+	daemon/fdstore.c \
+	daemon/fdstore.h \
 	daemon/lease.c \
 	daemon/lease.h \
 	daemon/ledger.c \
@@ -58,6 +60,8 @@ daemon_sources = \
 	daemon/session.h \
 	daemon/stats.c \
 	daemon/stats.h \
+	daemon/supervise.c \
+	daemon/supervise.h \
 	daemon/table.h \
 	daemon/wait.c \
 	daemon/wait.h

@@ -20,6 +20,8 @@
 #define NOTIFY_SUPERVISOR_FD "SHMBROKER_SUPERVISOR_FD"
 #define NOTIFY_SUPERVISOR_PID "SHMBROKER_SUPERVISOR_PID"
 #define NOTIFY_END "FDEND=1"
+/* names of listening sockets that the broker made itself begin so: the supervisor unlinks their paths at its end */
+#define NOTIFY_OWN_LISTENER "shmb-listen-"
 
 typedef struct NotifyFd {
 	int fd;
