@@ -87,6 +87,7 @@ unit_tests = \
 	tests/unit/test-peer \
 	tests/unit/test-protocol \
 	tests/unit/test-registry \
+	tests/unit/test-supervise \
 	tests/fuzz/fuzz-codec
 check_PROGRAMS += $(unit_tests)
 TESTS += $(unit_tests)
@@ -104,10 +105,12 @@ check_PROGRAMS += tests/unit/wire-tables
 AM_CPPFLAGS += $(CMOCKA_CFLAGS)
 LDADD = libdaemon.la $(CMOCKA_LIBS)
 if WITH_SYSTEMD
-tests_unit_test_notify_CPPFLAGS = $(AM_CPPFLAGS) -DWITH_MANAGER=1
+manager_flags = -DWITH_MANAGER=1
 else
-tests_unit_test_notify_CPPFLAGS = $(AM_CPPFLAGS) -DWITH_MANAGER=0
+manager_flags = -DWITH_MANAGER=0
 endif
+tests_unit_test_notify_CPPFLAGS = $(AM_CPPFLAGS) $(manager_flags)
+tests_unit_test_supervise_CPPFLAGS = $(AM_CPPFLAGS) $(manager_flags)
 tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
 
