@@ -36,6 +36,7 @@ system_files = \
 	tests/system/test_regions.py \
 	tests/system/test_rights.py \
 	tests/system/test_scale.py \
+	tests/system/test_supervise.py \
 	tests/system/test_systemd.py
 EXTRA_DIST += $(system_files)
 
