@@ -236,10 +236,34 @@ static int broker_bind(Broker *broker) {
 	return 0;
 }
 
+/* listening sockets are taken, nothing else is */
+static int broker_take_fds(Broker *broker) {
+	NotifyFds fds = {};
+	int r;
+
+	r = notify_take_fds(&fds);
+	if (!r) {
+		broker->listen_fds = calloc(fds.n + 1, sizeof(*broker->listen_fds));
+		r = broker->listen_fds ? 0 : -ENOMEM;
+	}
+	for (size_t i = 0; !r && i < fds.n; ++i) {
+		if (notify_is_listener(fds.items[i].fd))
+			broker->listen_fds[broker->n_listeners++] = steal_fd(&fds.items[i].fd);
+		else
+			log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL,
+				  "closing fd \"%s\", which is no listening socket", fds.items[i].name);
+	}
+	if (r)
+		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "the file descriptors that are kept for us: %s",
+			  strerror(-r));
+	notify_fds_deinit(&fds);
+	return r;
+}
+
 static int broker_listen(Broker *broker) {
 	int r;
 
-	r = notify_listen_fds(&broker->listen_fds, &broker->n_listeners);
+	r = broker_take_fds(broker);
 	if (r)
 		return r;
 	if (!broker->n_listeners)

@@ -24,6 +24,8 @@ daemon_sources = \
 	daemon/dispatch.h \
 	daemon/event.c \
 	daemon/event.h \
+	daemon/fdstore.c \
+	daemon/fdstore.h \
 	daemon/lease.c \
 	daemon/lease.h \
 	daemon/ledger.c \
@@ -38,6 +40,7 @@ daemon_sources = \
 	daemon/loop.c \
 	daemon/loop.h \
 	daemon/messages-log.def \
+	daemon/notify.c \
 	daemon/notify.h \
 	daemon/object.c \
 	daemon/object.h \
@@ -57,6 +60,8 @@ daemon_sources = \
 	daemon/session.h \
 	daemon/stats.c \
 	daemon/stats.h \
+	daemon/supervise.c \
+	daemon/supervise.h \
 	daemon/table.h \
 	daemon/wait.c \
 	daemon/wait.h
@@ -65,7 +70,7 @@ libdaemon_la_CPPFLAGS = $(AM_CPPFLAGS) $(INIH_CFLAGS) $(SYSTEMD_CFLAGS) $(URING_
 libdaemon_la_LIBADD = libwire.la $(INIH_LIBS) $(SYSTEMD_LIBS) $(URING_LIBS)
 
 if WITH_SYSTEMD
-libdaemon_la_SOURCES += daemon/journal.c daemon/notify.c
+libdaemon_la_SOURCES += daemon/journal.c daemon/notify-manager.c
 else
 libdaemon_la_SOURCES += daemon/journal-fallback.c daemon/notify-fallback.c
 endif
