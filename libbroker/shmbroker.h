@@ -274,7 +274,7 @@ struct shmb_lease {
  * and maps; from then on there is no system call. Any thread.
  * Returns 0; SHMB_E_NOT_FOUND, SHMB_E_OUT_OF_BOUNDS, SHMB_E_ACCESS, SHMB_E_PERMISSION, SHMB_E_NO_READ_ONLY_FD,
  * SHMB_E_UNSEALED (say SHMB_ACCEPT_UNSEALED or SHMB_COPY), SHMB_E_RETIRING, SHMB_E_REVOKED, SHMB_E_QUOTA,
- * SHMB_E_DETACHED, SHMB_E_FORKED; -ENOMEM, -ECONNRESET.
+ * SHMB_E_DETACHED, SHMB_E_AGAIN (the broker is away and the region is not mapped), SHMB_E_FORKED; -ENOMEM, -ECONNRESET.
  */
 int shmb_client_get_memory_info(struct shmb_client *client, const char *name, uint64_t offset, uint64_t size,
 				uint32_t access, struct shmb_lease *ret);

@@ -72,6 +72,7 @@ unit_tests = \
 	tests/unit/test-account \
 	tests/unit/test-barrier \
 	tests/unit/test-client-lease \
+	tests/unit/test-client-resume \
 	tests/unit/test-client \
 	tests/unit/test-closer \
 	tests/unit/test-codec \
@@ -107,6 +108,7 @@ AM_CPPFLAGS += $(CMOCKA_CFLAGS)
 LDADD = libdaemon.la $(CMOCKA_LIBS)
 tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
+tests_unit_test_client_resume_LDADD = libclient.la $(CMOCKA_LIBS)
 
 # the demonstration: uses what an installed library offers, nothing else
 tests_demo_owner_SOURCES = tests/demo/owner.c tests/demo/frame.h
