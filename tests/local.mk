@@ -76,6 +76,7 @@ unit_tests = \
 	tests/unit/test-account \
 	tests/unit/test-barrier \
 	tests/unit/test-client-lease \
+	tests/unit/test-client-resume \
 	tests/unit/test-client \
 	tests/unit/test-closer \
 	tests/unit/test-codec \
@@ -117,6 +118,7 @@ tests_unit_test_notify_CPPFLAGS = $(AM_CPPFLAGS) $(manager_flags)
 tests_unit_test_supervise_CPPFLAGS = $(AM_CPPFLAGS) $(manager_flags)
 tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
+tests_unit_test_client_resume_LDADD = libclient.la $(CMOCKA_LIBS)
 
 # the demonstration: uses what an installed library offers, nothing else
 tests_demo_owner_SOURCES = tests/demo/owner.c tests/demo/frame.h
