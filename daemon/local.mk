@@ -18,6 +18,7 @@ daemon_sources = \
 	daemon/config.c \
 	daemon/config.h \
 	daemon/dispatch-consumer.c \
+	daemon/dispatch-hello.c \
 	daemon/dispatch-owner.c \
 	daemon/dispatch-status.c \
 	daemon/dispatch.c \
@@ -28,6 +29,9 @@ daemon_sources = \
 	daemon/fdstore.h \
 	daemon/lease.c \
 	daemon/lease.h \
+	daemon/keeper.c \
+	daemon/keeper.h \
+	daemon/kill-point.h \
 	daemon/ledger.c \
 	daemon/ledger.h \
 	daemon/list.h \
@@ -51,6 +55,8 @@ daemon_sources = \
 	daemon/peer.h \
 	daemon/policy.c \
 	daemon/policy.h \
+	daemon/recover.c \
+	daemon/recover.h \
 	daemon/region.c \
 	daemon/region.h \
 	daemon/registry.c \

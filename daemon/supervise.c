@@ -186,7 +186,8 @@ static void supervisor_end(Supervisor *supervisor, Goal goal) {
 	if (!supervisor->child) {
 		supervisor->exit_status = EXIT_SUCCESS;
 	} else if (!supervisor->kill_ns) {
-		(void)kill(supervisor->child, SIGTERM);
+		/* a broker that is told SIGTERM leaves everything to the next one; after us there is none */
+		(void)kill(supervisor->child, goal == GOAL_STOP ? SIGINT : SIGTERM);
 		supervisor->kill_ns = now_ns() + STOP_NS;
 	}
 }
@@ -330,7 +331,7 @@ static int exit_status_of(int status) {
 	if (WIFEXITED(status))
 		return WEXITSTATUS(status);
 	/* it had not come as far as waiting for it */
-	return WTERMSIG(status) == SIGTERM ? EXIT_SUCCESS : 128 + WTERMSIG(status);
+	return WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGINT ? EXIT_SUCCESS : 128 + WTERMSIG(status);
 }
 
 static void on_child_end(Supervisor *supervisor, int status) {

@@ -190,6 +190,7 @@ static void obey(char *command) {
 	} else if (!strcmp(word, "on-term")) {
 		exit_status_on_term = atoi(first);
 		(void)signal(SIGTERM, on_term);
+		(void)signal(SIGINT, on_term);
 		answer("ok");
 	} else if (!strcmp(word, "on-hup")) {
 		(void)signal(SIGHUP, on_hangup);
