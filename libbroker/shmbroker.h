@@ -366,7 +366,8 @@ struct shmb_status_iter *shmb_status_iter_free(struct shmb_status_iter *iter);
 struct shmb_client_status {
 	const char *container;
 	uint64_t session, age_ns, bytes;
-	uint32_t pid, uid, gid, roles, rights, regions, maps, leases, unread, flags; /* flags: 1 attached, 2 detached */
+	uint32_t pid, uid, gid, roles, rights, regions, maps, leases, unread,
+		flags; /* flags: 1 attached, 2 detached, 4 away */
 	char comm[17];
 };
 /* Calls @each for every session that this user may see; a result that is not 0 ends it and is returned. */
