@@ -91,6 +91,13 @@ static int account_admits(const Account *account, AccountResource resource, uint
 	return 0;
 }
 
+void account_take(AccountCharge *charge, Account *account, AccountResource resource, uint64_t amount) {
+	account->n_refs++;
+	account->held[resource] += amount;
+	account->accounts->used[resource] += amount;
+	*charge = (AccountCharge){ .account = account, .resource = resource, .amount = amount };
+}
+
 int account_charge(AccountCharge *charge, Account *account, AccountResource resource, uint64_t amount) {
 	int r = account_admits(account, resource, amount);
 
@@ -99,10 +106,7 @@ int account_charge(AccountCharge *charge, Account *account, AccountResource reso
 		account->accounts->refused++;
 		return r;
 	}
-	account->n_refs++;
-	account->held[resource] += amount;
-	account->accounts->used[resource] += amount;
-	*charge = (AccountCharge){ .account = account, .resource = resource, .amount = amount };
+	account_take(charge, account, resource, amount);
 	return 0;
 }
 

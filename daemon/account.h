@@ -99,6 +99,8 @@ Account *account_put(Account *account);
 int account_charge(AccountCharge *charge, Account *account, AccountResource resource, uint64_t amount);
 /* Charges @amount on top of what @charge, which must hold something, holds. Returns the same. */
 int account_charge_more(AccountCharge *charge, uint64_t amount);
+/* Charges whatever the limits say: it was admitted before the broker was restarted. */
+void account_take(AccountCharge *charge, Account *account, AccountResource resource, uint64_t amount);
 /* Gives back what @charge holds; a second time does nothing. */
 void account_refund(AccountCharge *charge);
 

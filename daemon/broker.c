@@ -15,6 +15,7 @@
 #include "listen.h"
 #include "log.h"
 #include "notify.h"
+#include "recover.h"
 #include "region.h"
 #include "session.h"
 #include "wire/barrier.h"
@@ -68,6 +69,11 @@ static void on_watchdog_time(LoopTimer *timer) {
 	loop_timer_set(broker->loop, timer, loop_now(broker->loop) + notify_watchdog_interval_ns());
 }
 
+static void on_recovered_time(LoopTimer *timer) {
+	/* there is a first turn, whether or not anybody comes: at its end what was recovered has been looked at */
+	(void)timer;
+}
+
 static void broker_status(Broker *broker) {
 	broker->status_ns = loop_now(broker->loop);
 	broker->status_regions = broker->registry.n_regions;
@@ -93,6 +99,11 @@ static void on_turn(void *userdata) {
 		regions_scan(broker);
 	}
 	events_turn(broker);
+	keeper_turn(&broker->keeper);
+	if (broker->is_recovered) {
+		broker->is_recovered = false;
+		broker->ledger.header->n_recoveries = 0;
+	}
 	if (status_has_changed(broker) && !broker->status_timer.at_ns)
 		loop_timer_set(broker->loop, &broker->status_timer, broker->status_ns + STATUS_NS);
 	if (closer_total(broker->closer) && !broker->closer_timer.at_ns)
@@ -142,10 +153,13 @@ static void on_signal(LoopPoll *poll, uint32_t events) {
 
 	(void)events;
 	while (read(broker->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
-		if (info.ssi_signo == SIGHUP)
+		if (info.ssi_signo == SIGHUP) {
 			broker_reload(broker);
-		else
+		} else {
+			/* SIGTERM may be the beginning of a restart */
+			broker->is_final = info.ssi_signo == SIGINT;
 			loop_quit(broker->loop);
+		}
 	}
 }
 
@@ -209,6 +223,15 @@ static void broker_init_barrier(Broker *broker) {
 			  broker->barrier_reason);
 }
 
+/* the next broker goes on listening: clients that come meanwhile wait */
+static void broker_keep_listener(Broker *broker, size_t i) {
+	char name[32];
+
+	snprintf(name, sizeof(name), KEEPER_LISTENER "%zu", i);
+	if (broker->keeper.enabled)
+		(void)notify_store(name, &broker->listen_fds[i], 1);
+}
+
 /* the paths are kept: a reload may name others, which a restart will bind */
 static int broker_bind(Broker *broker) {
 	const StringList *paths = &broker->config->sockets;
@@ -232,14 +255,40 @@ static int broker_bind(Broker *broker) {
 		}
 		broker->bound_paths[broker->n_listeners] = path;
 		broker->listen_fds[broker->n_listeners++] = fd;
+		broker_keep_listener(broker, broker->n_listeners - 1);
 	}
 	return 0;
 }
 
-static int broker_listen(Broker *broker) {
+/* where a session came from is the number of its listener: those that we bound keep theirs */
+static int compare_listeners(const void *a, const void *b) {
+	return strcmp(((const NotifyFd *)a)->name, ((const NotifyFd *)b)->name);
+}
+
+static int broker_take_listeners(Broker *broker, NotifyFds *fds) {
+	size_t n = strlen(KEEPER_LISTENER);
+
+	broker->listen_fds = calloc(fds->n + 1, sizeof(*broker->listen_fds));
+	if (!broker->listen_fds)
+		return -ENOMEM;
+	if (fds->n && !strncmp(fds->items[0].name, KEEPER_LISTENER, n))
+		qsort(fds->items, fds->n, sizeof(*fds->items), compare_listeners);
+	for (size_t i = 0; i < fds->n; ++i) {
+		if (fds->items[i].fd < 0 || !strncmp(fds->items[i].name, KEEPER_ASIDE, strlen(KEEPER_ASIDE)))
+			continue;
+		if (notify_is_listener(fds->items[i].fd))
+			broker->listen_fds[broker->n_listeners++] = steal_fd(&fds->items[i].fd);
+		else
+			log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "closing fd \"%s\", of which nothing is known",
+				  fds->items[i].name);
+	}
+	return 0;
+}
+
+static int broker_listen(Broker *broker, NotifyFds *fds) {
 	int r;
 
-	r = notify_listen_fds(&broker->listen_fds, &broker->n_listeners);
+	r = broker_take_listeners(broker, fds);
 	if (r)
 		return r;
 	if (!broker->n_listeners)
@@ -264,18 +313,64 @@ static int broker_listen(Broker *broker) {
 	return 0;
 }
 
-static int broker_init_memory(Broker *broker) {
+static int broker_init_empty(Broker *broker) {
+	uint64_t last_segment = broker->keeper.last_segment ? *broker->keeper.last_segment : 0;
 	int r;
 
 	r = registry_init(&broker->registry, broker->config->capacity, broker->config->sessions);
 	if (!r)
 		r = ledger_init(&broker->ledger, broker->config->sessions, broker->config->capacity,
 				broker->registry.shape.epoch);
-	/* ids of one boot are not those of another */
-	broker->last_session = broker->last_lease = broker->objects.last_id =
-		layout_generation(broker->registry.shape.epoch, 0);
-	broker->objects.closer = broker->closer;
+	if (r)
+		return r;
+	broker->last_session = broker->ledger.header->last_session;
+	broker->last_lease = broker->ledger.header->last_lease;
+	broker->objects.last_id = broker->ledger.header->last_object;
+	broker->ledger.header->last_segment = last_segment;
+	broker->keeper.last_segment = &broker->ledger.header->last_segment;
+	if (!broker->keeper.enabled)
+		return 0;
+	/* the ledger last: without it there is nothing */
+	(void)notify_unstore(KEEPER_LEDGER);
+	(void)notify_unstore(KEEPER_REGISTRY);
+	r = notify_store(KEEPER_REGISTRY, &broker->registry.fd, 1);
+	if (!r)
+		r = notify_store(KEEPER_LEDGER, &broker->ledger.fd, 1);
 	return r;
+}
+
+/* who holds fds for us may have those of an earlier broker; without a holder nothing outlives this one */
+static int broker_init_memory(Broker *broker, NotifyFds *fds) {
+	int r;
+
+	keeper_init(&broker->keeper, broker->loop, broker->closer, NULL);
+	broker->objects.closer = broker->closer;
+	broker->objects.keeper = &broker->keeper;
+	broker->objects.ledger = &broker->ledger;
+	r = broker->keeper.enabled ? recover(broker, fds) : RECOVER_E_NOTHING;
+	if (r < 0)
+		return r;
+	if (r == RECOVER_E_NOTHING) {
+		r = broker_init_empty(broker);
+		if (!r)
+			r = keeper_start(&broker->keeper);
+		if (r && broker->registry.header && broker->ledger.header) {
+			log_write(LOG_KEEPER_FULL, LOG_NO_UID, NULL,
+				  "nothing will survive this process: the service manager keeps no fds for it (%s); "
+				  "is FileDescriptorStoreMax set?",
+				  strerror(-r));
+			keeper_deinit(&broker->keeper);
+			r = 0;
+		}
+		return r;
+	}
+	/* what is parked stays so; new ones are refused until there is room */
+	if (keeper_start(&broker->keeper))
+		broker->keeper.full = true;
+	broker->recovered_timer.on_time = on_recovered_time;
+	loop_timer_set(broker->loop, &broker->recovered_timer, loop_now(broker->loop));
+	broker->is_recovered = true;
+	return 0;
 }
 
 static void broker_log_start(const Broker *broker, int loop_kind) {
@@ -293,6 +388,7 @@ static void broker_log_start(const Broker *broker, int loop_kind) {
 int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_kind) {
 	Broker *broker = calloc(1, sizeof(*broker));
 	const char *what = "the broker";
+	NotifyFds fds = {};
 	int r;
 
 	if (!broker) {
@@ -301,7 +397,7 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 	}
 	broker->config = config;
 	broker->paths = *paths;
-	broker->signal_fd = -EBADF;
+	broker->signal_fd = broker->aside_fds[0] = broker->aside_fds[1] = -EBADF;
 	broker->registry.fd = broker->registry.read_only_fd = broker->ledger.fd = -EBADF;
 	list_init(&broker->sessions);
 	list_init(&broker->dying);
@@ -317,8 +413,10 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 	/* tokens and keys of clients are in this memory */
 	(void)prctl(PR_SET_DUMPABLE, 0);
 
+	r = notify_take_fds(&fds);
 	broker->reply = aligned_alloc(64, WIRE_MESSAGE_MAX);
-	r = broker->reply ? closer_new(&broker->closer) : -ENOMEM;
+	if (!r)
+		r = broker->reply ? closer_new(&broker->closer) : -ENOMEM;
 	if (loop_kind < 0)
 		loop_kind = config->loop;
 	if (!r) {
@@ -327,11 +425,12 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 			what = "io_uring, which was insisted on";
 	}
 	if (!r)
-		r = broker_init_memory(broker);
+		r = broker_init_memory(broker, &fds);
 	if (!r)
 		r = broker_init_signals(broker);
 	if (r) {
 		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "%s cannot start: %s", what, strerror(-r));
+		notify_fds_deinit(&fds);
 		broker_free(broker);
 		return r;
 	}
@@ -339,7 +438,8 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 	broker->start_ns = loop_now(broker->loop);
 	broker_log_start(broker, loop_kind);
 	broker_init_barrier(broker);
-	r = broker_listen(broker);
+	r = broker_listen(broker, &fds);
+	notify_fds_deinit(&fds);
 	if (r) {
 		broker_free(broker);
 		return r;
@@ -370,19 +470,25 @@ static void broker_free_regions(Broker *broker) {
 }
 
 Broker *broker_free(Broker *broker) {
+	bool frozen;
+
 	if (!broker)
 		return NULL;
+	/* a restart is not a farewell: everything stays as it is for the next broker */
+	frozen = broker->keeper.enabled && !broker->is_final;
+	broker->keeper.frozen = broker->registry.frozen = broker->ledger.frozen = frozen;
 	for (size_t i = 0; i < broker->n_listeners; ++i) {
 		if (broker->listeners)
 			loop_listener_unlink(&broker->listeners[i].listener);
 		(void)close_fd(broker->listen_fds[i]);
 		if (broker->bound_paths) {
-			(void)unlink(broker->bound_paths[i]);
+			if (!frozen)
+				(void)unlink(broker->bound_paths[i]);
 			free(broker->bound_paths[i]);
 		}
 	}
 	/* consumers that are left behind must not acquire any more */
-	if (broker->registry.header)
+	if (broker->registry.header && !frozen)
 		atomic_store(&broker->registry.header->state, LAYOUT_CLOSED);
 	sessions_abandon(broker);
 	broker_free_regions(broker);
@@ -392,8 +498,13 @@ Broker *broker_free(Broker *broker) {
 		loop_timer_unlink(&broker->detached_timer);
 		loop_timer_unlink(&broker->watchdog_timer);
 		loop_timer_unlink(&broker->status_timer);
+		loop_timer_unlink(&broker->recovered_timer);
 	}
+	keeper_deinit(&broker->keeper);
 	(void)close_fd(broker->signal_fd);
+	(void)close_fd(broker->aside_fds[0]);
+	(void)close_fd(broker->aside_fds[1]);
+	table_deinit(&broker->away);
 	ledger_deinit(&broker->ledger);
 	registry_deinit(&broker->registry);
 	loop_free(broker->loop);

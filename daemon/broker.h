@@ -8,6 +8,7 @@
 #include "account.h"
 #include "closer.h"
 #include "config.h"
+#include "keeper.h"
 #include "ledger.h"
 #include "list.h"
 #include "loop.h"
@@ -46,6 +47,7 @@ typedef struct Stats Stats;
 	STAT(barriers, "membarrier calls")                                                                     \
 	STAT(owner_deaths, "sessions that ended while they owned regions")                                     \
 	STAT(consumer_deaths, "sessions that ended while they held leases")                                    \
+	STAT(resumes, "sessions resumed after a restart of the broker")                                        \
 	STAT(disconnects, "sessions ended by the broker")                                                      \
 	STAT(events, "events sent")                                                                            \
 	STAT(events_dropped, "events collapsed into OVERFLOW")                                                 \
@@ -71,6 +73,7 @@ struct Broker {
 	Accounts accounts;
 	Registry registry;
 	Ledger ledger;
+	Keeper keeper;
 	Objects objects;
 	Stats stats;
 	uint64_t start_ns;
@@ -80,6 +83,7 @@ struct Broker {
 	uint64_t last_session;
 	uint64_t last_lease;
 	List sessions;
+	Table away; /* Session.away_link, by id */
 	List dying; /* Session.link of what ends with this turn */
 	List scan;  /* Region.scan_link */
 	List lost;  /* Session.lost_link */
@@ -88,6 +92,7 @@ struct Broker {
 	uint32_t n_detached;
 	LoopTimer detached_timer;
 	LoopTimer closer_timer;
+	LoopTimer recovered_timer;
 	LoopTimer watchdog_timer;
 	LoopTimer status_timer;
 	uint64_t status_ns;	 /* when the service manager was last told */
@@ -97,6 +102,9 @@ struct Broker {
 	int signal_fd;
 	uint32_t suspended[CLOSER_THREADS_MAX]; /* uids one of whose closes hangs */
 	size_t n_suspended;
+	bool is_recovered; /* and has not yet had its first turn */
+	bool is_final;	   /* it stops and nobody goes on with what it has */
+	int aside_fds[2];  /* of a state that could not be taken over, for a report; else -EBADF */
 	BrokerListener *listeners;
 	size_t n_listeners;
 	int *listen_fds;

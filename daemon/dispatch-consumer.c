@@ -77,16 +77,20 @@ static int lookup_window(const Region *region, const WireLookupEntry *entry, uin
 	return 0;
 }
 
-static int lookup_one(Request *request, const WireLookup *lookup, WireLookupResult *ret, int *fds, uint32_t *n_fds,
-		      const char **ret_why) {
+static int lookup_one(Request *request, const WireLookup *lookup, uint32_t index, WireLookupResult *ret, int *fds,
+		      uint32_t *n_fds, const char **ret_why) {
 	Session *session = request->session;
 	const WireLookupEntry *entry = &lookup->entry;
+	uint64_t serial = request->header.serial;
 	Region *region;
 	Lease *lease = NULL;
 	uint64_t size;
 	int r;
 
-	region = find_active(session->broker, lookup, &r, ret_why);
+	/* asked again: the lease that was granted then, whatever has become of the name */
+	if (request->header.flags & WIRE_FLAG_RETRY && !(entry->flags & WIRE_LOOKUP_NO_LEASE))
+		lease = lease_find_asked(session, serial, index);
+	region = lease && lease->region ? lease->region : find_active(session->broker, lookup, &r, ret_why);
 	if (!region)
 		return r;
 	r = check_use(session, region, entry->access, ret_why);
@@ -94,8 +98,8 @@ static int lookup_one(Request *request, const WireLookup *lookup, WireLookupResu
 		r = lookup_window(region, entry, &size, ret_why);
 	if (r)
 		return r;
-	if (!(entry->flags & WIRE_LOOKUP_NO_LEASE)) {
-		r = lease_new(session, region, &lease);
+	if (!(entry->flags & WIRE_LOOKUP_NO_LEASE) && !lease) {
+		r = lease_new(session, region, serial, index, &lease);
 		if (r) {
 			*ret_why = "this user's quota of leases is used up";
 			return r < 0 ? r : SHMB_E_QUOTA;
@@ -141,7 +145,7 @@ int dispatch_lookup(Request *request) {
 		WireLookupResult result = { .fd_index = WIRE_NO_FD };
 		const char *why = "";
 
-		r = lookup_one(request, &entries[i], &result, fds, &n_fds, &why);
+		r = lookup_one(request, &entries[i], i, &result, fds, &n_fds, &why);
 		if (r < 0) {
 			r = SHMB_E_AGAIN;
 			why = "the broker is out of memory";
@@ -174,7 +178,8 @@ int dispatch_release(Request *request) {
 		Lease *lease = lease_find(session, ids[i]);
 
 		if (!lease) {
-			result.code = SHMB_E_STALE;
+			/* asked again: it was released then */
+			result.code = request->header.flags & WIRE_FLAG_RETRY ? 0 : SHMB_E_STALE;
 		} else {
 			session->broker->stats.releases++;
 			if (lease->region)
@@ -189,19 +194,41 @@ int dispatch_release(Request *request) {
 	return 0;
 }
 
+static void attach_reply(Request *request) {
+	const Session *session = request->session;
+	const Registry *registry = &session->broker->registry;
+	int fds[2] = { registry->read_only_fd, session->page.fd };
+	WireAttachReply reply = {
+		.mode = session->page.shape.mode,
+		.lanes = session->page.shape.lanes,
+		.capacity = registry->shape.capacity,
+		.session_index = session->index,
+		.registry_size = registry->shape.total_size,
+		.page_size = session->page.shape.total_size,
+		.epoch = registry->shape.epoch,
+	};
+
+	request_reply(request);
+	wire_write(&request->reply, &reply, sizeof(reply));
+	request_send(request, fds, 2);
+}
+
 int dispatch_attach(Request *request) {
 	Session *session = request->session;
 	Broker *broker = session->broker;
 	WireAttachRequest attach;
-	WireAttachReply reply;
 	uint32_t lanes, mode;
-	int fds[2], r;
+	int r;
 
 	if (wire_read_fixed(&request->body, &attach, sizeof(attach)) || attach.mode > WIRE_ATTACH_RMW ||
 	    attach.lanes == 1 || attach.lanes > LAYOUT_LANES_MAX)
 		return DISPATCH_MALFORMED;
 	if (!(session->roles & WIRE_ROLE_CONSUMER))
 		return request_refuse(request, SHMB_E_PERMISSION, "this session has not the role consumer");
+	if (session->attached && request->header.flags & WIRE_FLAG_RETRY) {
+		attach_reply(request);
+		return 0;
+	}
 	if (session->attached)
 		return request_refuse(request, SHMB_E_STATE, "a lease page is attached already");
 	r = account_charge(&session->page.charge, session->account, ACCOUNT_FDS, 1);
@@ -212,27 +239,14 @@ int dispatch_attach(Request *request) {
 
 	lanes = attach.lanes ?: broker->config->lanes;
 	mode = attach.mode == WIRE_ATTACH_ASYMMETRIC && broker->barrier ? WIRE_ATTACH_ASYMMETRIC : WIRE_ATTACH_RMW;
-	r = page_init(&session->page, session, broker->registry.shape.capacity, lanes, mode, &fds[1]);
+	r = page_init(&session->page, session, broker->registry.shape.capacity, lanes, mode);
 	if (r) {
 		account_refund(&session->page.charge);
-		return r;
+		return r == -ENOMEM ? r : request_refuse(request, SHMB_E_NO_FDS, keeper_why(r));
 	}
 	session->attached = true;
-	ledger_put_session(&broker->ledger, session);
-
-	reply = (WireAttachReply){
-		.mode = mode,
-		.lanes = lanes,
-		.capacity = broker->registry.shape.capacity,
-		.session_index = session->index,
-		.registry_size = broker->registry.shape.total_size,
-		.page_size = session->page.shape.total_size,
-		.epoch = broker->registry.shape.epoch,
-	};
-	fds[0] = broker->registry.read_only_fd;
-	request_reply(request);
-	wire_write(&request->reply, &reply, sizeof(reply));
-	request_send(request, fds, 2);
+	ledger_update_session(&broker->ledger, session);
+	attach_reply(request);
 	return 0;
 }
 
@@ -303,6 +317,11 @@ int dispatch_unmap(Request *request) {
 		return DISPATCH_MALFORMED;
 	region = registry_at(&session->broker->registry, asked.slot, asked.generation);
 	map = region ? map_find(session, region) : NULL;
+	if (!map && request->header.flags & WIRE_FLAG_RETRY) {
+		request_reply(request);
+		request_send(request, NULL, 0);
+		return 0;
+	}
 	if (!map)
 		return request_refuse(request, SHMB_E_STALE, "that generation is not mapped");
 	/* another thread of the client may just have counted */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "broker.h"
@@ -25,7 +26,7 @@ static int write_registered(Request *request, int r, const Region *region, const
 	} else {
 		result.slot = region->slot;
 		result.generation = region->generation;
-		result.object = region->object->id;
+		result.object = region->object ? region->object->id : 0;
 		result.flags = region->flags;
 	}
 	wire_write(&request->reply, &result, sizeof(result));
@@ -33,18 +34,61 @@ static int write_registered(Request *request, int r, const Region *region, const
 	return r;
 }
 
+/* one REGISTER message; what it asks for in vain has its reason beside it */
+typedef struct Registration {
+	WireRegister entries[WIRE_BATCH_MAX];
+	Region *regions[WIRE_BATCH_MAX];
+	int results[WIRE_BATCH_MAX];
+	char why[WIRE_BATCH_MAX][WIRE_TEXT_MAX];
+	bool is_old[WIRE_BATCH_MAX]; /* the region is of an earlier time that this was asked */
+	uint32_t n;
+} Registration;
+
+static void registration_prepare(Registration *registration, Request *request, RegisterFds *fds) {
+	if (request->header.flags & WIRE_FLAG_RETRY)
+		regions_find_asked(request->session, request->header.serial, registration->regions);
+	for (uint32_t i = 0; i < registration->n; ++i) {
+		registration->why[i][0] = 0;
+		registration->results[i] = 0;
+		registration->is_old[i] = request->header.flags & WIRE_FLAG_RETRY && registration->regions[i];
+		if (!registration->is_old[i])
+			registration->results[i] = region_prepare(request->session, &registration->entries[i], fds,
+								  &registration->regions[i], registration->why[i]);
+	}
+}
+
+/* parked as one message, before anything is published; what cannot outlive the broker is refused */
+static void registration_keep(Registration *registration, Session *session) {
+	Object *objects[WIRE_BATCH_MAX];
+	size_t n = 0;
+	int r;
+
+	for (uint32_t i = 0; i < registration->n; ++i)
+		if (!registration->results[i] && !registration->is_old[i])
+			objects[n++] = registration->regions[i]->object;
+	r = objects_keep(&session->broker->objects, objects, n);
+	if (!r)
+		return;
+	for (uint32_t i = 0; i < registration->n; ++i) {
+		if (registration->results[i] || registration->is_old[i] ||
+		    registration->regions[i]->object->ledger_index != LEDGER_NONE)
+			continue;
+		region_free(registration->regions[i]);
+		registration->results[i] = r == -EAGAIN ? SHMB_E_AGAIN : SHMB_E_NO_FDS;
+		(void)snprintf(registration->why[i], WIRE_TEXT_MAX, "%s", keeper_why(r));
+	}
+}
+
 int dispatch_register(Request *request) {
 	Session *session = request->session;
 	Broker *broker = session->broker;
-	WireRegister entries[WIRE_BATCH_MAX];
 	RegisterFds fds = { .fds = request->fds };
+	Registration registration;
 	WireCountHead head = {};
-	char why[WIRE_TEXT_MAX];
-	Region *region;
-	int r;
 
-	if (wire_read_register(&request->body, (uint32_t)request->n_fds, entries, &head.count))
+	if (wire_read_register(&request->body, (uint32_t)request->n_fds, registration.entries, &head.count))
 		return DISPATCH_MALFORMED;
+	registration.n = head.count;
 	/* fds of which one hangs in close() must not pile up */
 	if (request->n_fds && broker_is_suspended(broker, session->peer.uid)) {
 		if (closer_pending(broker->closer, session->peer.uid) > BROKER_SUSPENDED_FDS_MAX)
@@ -53,12 +97,16 @@ int dispatch_register(Request *request) {
 				      "an fd of this user hangs in close(): until it ends no further fd is taken");
 	}
 
+	registration_prepare(&registration, request, &fds);
+	registration_keep(&registration, session);
 	request_reply(request);
 	wire_write(&request->reply, &head, sizeof(head));
 	for (uint32_t i = 0; i < head.count; ++i) {
-		why[0] = 0;
-		r = region_register(session, &entries[i], &fds, &region, why);
-		write_registered(request, r, region, why);
+		if (!registration.results[i] && !registration.is_old[i])
+			registration.results[i] =
+				region_commit(registration.regions[i], session, &registration.entries[i],
+					      request->header.serial, i, registration.why[i]);
+		write_registered(request, registration.results[i], registration.regions[i], registration.why[i]);
 	}
 	for (size_t i = 0; i < request->n_fds; ++i)
 		if (fds.taken >> i & 1)
@@ -80,8 +128,62 @@ static int check_right(const Session *session, const Region *region) {
 typedef struct Retirement {
 	Request *request;
 	WireUnregisterRequest asked;
-	Wait *wait; /* holds the results even if nobody waits */
+	Wait *wait;	      /* holds the results even if nobody waits */
+	LedgerSerial *serial; /* of this request, in the ledger */
+	bool again;	      /* it was begun by an earlier broker */
 } Retirement;
+
+/* a region that this very request retired when it was first sent, and that still drains */
+static Region *find_retired(const Session *session, uint64_t serial, uint32_t index) {
+	const Registry *registry = &session->broker->registry;
+
+	for (uint32_t slot = 0; slot < registry->n_used; ++slot) {
+		const LedgerRegion *at = ledger_region(&session->broker->ledger, slot);
+
+		if (registry->regions[slot] && at->retired_session == session->id && at->retired_serial == serial &&
+		    at->retired_index == index)
+			return registry->regions[slot];
+	}
+	return NULL;
+}
+
+static int retire(Retirement *retirement, Region *region, uint32_t index) {
+	WireUnregisterResult *result = &retirement->wait->results[index];
+	Session *session = retirement->request->session;
+	int r;
+
+	result->generation = region->generation;
+	result->state = WIRE_UNREGISTERED_DRAINING;
+	/* before it is retired: FORCE makes it gone at once */
+	r = wait_add(retirement->wait, region, index);
+	if (r)
+		return r;
+	ledger_set_region_retired(&session->broker->ledger, region, session->id, retirement->request->header.serial,
+				  index);
+	retirement->serial->retired |= UINT64_C(1) << index;
+	result->discarded = region_retire(region, retirement->asked.mode, retirement->wait->texts[index]);
+	retirement->wait->reply.discarded += result->discarded;
+	return 0;
+}
+
+/* asked again: what was begun then is done, or is done now, and whoever has the name since is not meant */
+static int retire_again(Retirement *retirement, Region *region, uint32_t index, bool *ret_done) {
+	Session *session = retirement->request->session;
+	WireUnregisterResult *result = &retirement->wait->results[index];
+
+	*ret_done = true;
+	if (!(retirement->serial->retired >> index & 1)) {
+		*ret_done = false;
+		return 0;
+	}
+	if (!region || region->generation > retirement->serial->counter)
+		region = find_retired(session, retirement->request->header.serial, index);
+	if (region)
+		return retire(retirement, region, index);
+	result->state = WIRE_UNREGISTERED_GONE;
+	retirement->wait->reply.gone++;
+	return 0;
+}
 
 static int retire_by_name(Retirement *retirement, const WireName *name, uint32_t index) {
 	Session *session = retirement->request->session;
@@ -89,6 +191,7 @@ static int retire_by_name(Retirement *retirement, const WireName *name, uint32_t
 	char *text = retirement->wait->texts[index];
 	const char *why;
 	Region *region;
+	bool done;
 	int r;
 
 	result->code = (uint32_t)wire_name_check(name->name, name->entry.name_length, &why);
@@ -97,6 +200,11 @@ static int retire_by_name(Retirement *retirement, const WireName *name, uint32_t
 		return 0;
 	}
 	region = registry_find(&session->broker->registry, name->name, name->entry.name_length);
+	if (retirement->again) {
+		r = retire_again(retirement, region, index, &done);
+		if (r || done)
+			return r;
+	}
 	if (!region || (name->entry.generation && region->generation != name->entry.generation)) {
 		result->code = region ? SHMB_E_STALE : SHMB_E_NOT_FOUND;
 		strcpy(text, wire_error_text(result->code));
@@ -107,15 +215,7 @@ static int retire_by_name(Retirement *retirement, const WireName *name, uint32_t
 		strcpy(text, "the region belongs to another user");
 		return 0;
 	}
-	result->generation = region->generation;
-	result->state = WIRE_UNREGISTERED_DRAINING;
-	/* before it is retired: FORCE makes it gone at once */
-	r = wait_add(retirement->wait, region, index);
-	if (r)
-		return r;
-	result->discarded = region_retire(region, retirement->asked.mode, text);
-	retirement->wait->reply.discarded += result->discarded;
-	return 0;
+	return retire(retirement, region, index);
 }
 
 static bool in_scope(const Session *session, const Region *region, uint32_t scope) {
@@ -177,6 +277,11 @@ int dispatch_unregister(Request *request) {
 	if (r)
 		return r;
 	retirement.wait = wait;
+	if (request->header.flags & WIRE_FLAG_RETRY)
+		retirement.serial = ledger_find_serial(&session->broker->ledger, session, request->header.serial);
+	retirement.again = retirement.serial;
+	if (!retirement.serial)
+		retirement.serial = ledger_put_serial(&session->broker->ledger, session, request->header.serial);
 	wait->by_name = asked->scope == WIRE_SCOPE_NAMES;
 	wait->reply.count = asked->count;
 

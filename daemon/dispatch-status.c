@@ -178,7 +178,8 @@ static bool client_write(Request *request, const Session *client) {
 		.maps = client->n_maps,
 		.unread = (uint32_t)client->conn.out_messages,
 		.flags = (client->attached ? WIRE_CLIENT_ATTACHED : 0) |
-			 (client->state == SESSION_DETACHED ? WIRE_CLIENT_DETACHED : 0),
+			 (client->state == SESSION_DETACHED ? WIRE_CLIENT_DETACHED : 0) |
+			 (client->state == SESSION_AWAY ? WIRE_CLIENT_AWAY : 0),
 		.container_length = (uint16_t)strlen(client->identity->container),
 	};
 

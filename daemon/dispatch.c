@@ -8,11 +8,8 @@
 #include "dispatch.h"
 #include "event.h"
 #include "log.h"
-#include "policy.h"
 #include "session.h"
 #include "wire/fd.h"
-
-#define FEATURES (WIRE_FEATURE_LEASE_PAGE | WIRE_FEATURE_EVENTS)
 
 void request_reply(Request *request) {
 	wire_write_begin(&request->reply, request->session->broker->reply, WIRE_MESSAGE_MAX, request->header.opcode,
@@ -32,79 +29,6 @@ uint16_t request_text_length(const char *text) {
 	return (uint16_t)strnlen(text, WIRE_TEXT_MAX);
 }
 
-static int check_roles(Request *request, const WireHelloRequest *hello) {
-	Session *session = request->session;
-	uint32_t missing = hello->roles & ~session->allowed_roles;
-
-	if (hello->roles & ~(uint32_t)(WIRE_ROLE_OWNER | WIRE_ROLE_CONSUMER | WIRE_ROLE_ADMIN))
-		return request_refuse(request, SHMB_E_INVALID, "unknown roles");
-	if (!missing && session->allowed_roles)
-		return 0;
-	snprintf(request->text, sizeof(request->text), "uid %u may not be%s%s%s", session->peer.uid,
-		 missing & WIRE_ROLE_OWNER || !session->allowed_roles ? " owner" : "",
-		 missing & WIRE_ROLE_CONSUMER || !session->allowed_roles ? " consumer" : "",
-		 missing & WIRE_ROLE_ADMIN ? " admin" : "");
-	session_log(session, LOG_PEER_DENIED, "%s", request->text);
-	return request_refuse(request, SHMB_E_PERMISSION, request->text);
-}
-
-static int dispatch_hello(Request *request) {
-	Session *session = request->session;
-	Broker *broker = session->broker;
-	WireHelloRequest hello;
-	WireHelloReply reply;
-	int r;
-
-	if (wire_read_hello(&request->body, &hello))
-		return DISPATCH_MALFORMED;
-	if (session->state != SESSION_NEW)
-		return request_refuse(request, SHMB_E_STATE, "the session is open already");
-	if (hello.version < WIRE_VERSION) {
-		snprintf(request->text, sizeof(request->text), "the client speaks version %u at most, this broker %u",
-			 hello.version, WIRE_VERSION);
-		return request_refuse(request, SHMB_E_VERSION, request->text);
-	}
-	if (hello.session)
-		return request_refuse(request, SHMB_E_STALE, "no such session to resume: open a new one");
-	r = check_roles(request, &hello);
-	if (r)
-		return r;
-	if (session->peer.uid == geteuid() && !broker->config->shared_uid)
-		session_log(
-			session, LOG_OWN_UID_CLIENT,
-			"it has the broker's own uid: such a client can starve the broker (shared_uid = yes accepts it)");
-
-	session->roles = hello.roles ?: session->allowed_roles;
-	session->accept_unsealed = hello.flags & WIRE_HELLO_ACCEPT_UNSEALED;
-	session->state = SESSION_OPEN;
-	loop_timer_unlink(&session->hello_timer);
-	session_reload(session);
-	registry_session_set(&broker->registry, session->index, session->id);
-	ledger_put_session(&broker->ledger, session);
-
-	reply = (WireHelloReply){
-		.version = WIRE_VERSION,
-		.roles = session->roles,
-		.features = FEATURES,
-		.session = session->id,
-		.epoch = broker->registry.shape.epoch,
-		.rights = session->rights,
-		.session_index = session->index,
-		.max_message = WIRE_MESSAGE_MAX,
-		.max_fds = WIRE_FDS_MAX,
-		.max_batch = WIRE_BATCH_MAX,
-		.max_outstanding = WIRE_OUTSTANDING_MAX,
-		.version_length = sizeof(PACKAGE_VERSION) - 1,
-	};
-	memcpy(reply.token.bytes, session->token, sizeof(session->token));
-	request_reply(request);
-	wire_write(&request->reply, &reply, sizeof(reply));
-	wire_write(&request->reply, PACKAGE_VERSION, sizeof(PACKAGE_VERSION) - 1);
-	request_send(request, NULL, 0);
-	event_session(WIRE_EVENT_JOINED, session);
-	return 0;
-}
-
 static int dispatch_ping(Request *request) {
 	WirePing ping;
 
@@ -122,7 +46,7 @@ static int dispatch_subscribe(Request *request) {
 	if (wire_read_fixed(&request->body, &subscribe, sizeof(subscribe)) || subscribe.reserved)
 		return DISPATCH_MALFORMED;
 	event_subscribe(request->session, subscribe.mask & ((UINT32_C(1) << (WIRE_EVENT_OVERFLOW + 1)) - 1));
-	ledger_put_session(&request->session->broker->ledger, request->session);
+	ledger_update_session(&request->session->broker->ledger, request->session);
 	request_reply(request);
 	request_send(request, NULL, 0);
 	return 0;

@@ -38,6 +38,7 @@ int request_refuse(Request *request, uint32_t code, const char *text);
 /* appends @count bytes of text to the reply and returns its length for a struct's text_length */
 uint16_t request_text_length(const char *text);
 
+int dispatch_hello(Request *request);
 int dispatch_register(Request *request);
 int dispatch_unregister(Request *request);
 int dispatch_lookup(Request *request);

@@ -28,50 +28,73 @@ Map *map_find(Session *session, const Region *region) {
 	return NULL;
 }
 
+static Map *map_alloc(Session *session, Region *region, uint8_t access) {
+	Map *map = calloc(1, sizeof(*map));
+
+	if (!map)
+		return NULL;
+	map->session = session;
+	map->region = region;
+	map->access = access;
+	map->ledger_index = LEDGER_NONE;
+	return map;
+}
+
+static bool map_link(Map *map) {
+	if (!table_insert(&map->session->map_table, &map->link, map_hash(map->region)))
+		return false;
+	list_append(&map->session->maps, &map->session_link);
+	list_append(&map->region->maps, &map->region_link);
+	map->session->n_maps++;
+	return true;
+}
+
 int map_new(Session *session, Region *region, uint8_t access, Map **ret) {
 	Map *map = map_find(session, region);
 
 	if (map) {
 		map->access |= access;
+		ledger_update_map(&session->broker->ledger, map);
 		*ret = map;
 		return 0;
 	}
-	map = calloc(1, sizeof(*map));
+	map = map_alloc(session, region, access);
 	if (!map)
 		return -ENOMEM;
-	if (account_charge(&map->charge, session->account, ACCOUNT_MAPS, 1)) {
-		free(map);
+	if (account_charge(&map->charge, session->account, ACCOUNT_MAPS, 1) ||
+	    !ledger_put_map(&session->broker->ledger, map)) {
+		map_free(map);
 		return LEASE_E_QUOTA;
 	}
-	map->session = session;
-	map->region = region;
-	map->access = access;
-	if (!ledger_put_map(&session->broker->ledger, map)) {
-		account_refund(&map->charge);
-		free(map);
-		return LEASE_E_QUOTA;
-	}
-	if (!table_insert(&session->map_table, &map->link, map_hash(region))) {
-		ledger_drop_map(&session->broker->ledger, map);
-		account_refund(&map->charge);
-		free(map);
+	if (!map_link(map)) {
+		map_free(map);
 		return -ENOMEM;
 	}
-	list_append(&session->maps, &map->session_link);
-	list_append(&region->maps, &map->region_link);
-	session->n_maps++;
 	*ret = map;
 	return 0;
+}
+
+int map_restore(Session *session, Region *region, uint8_t access, uint32_t index) {
+	Map *map = map_alloc(session, region, access);
+
+	if (!map)
+		return -ENOMEM;
+	map->ledger_index = index;
+	account_take(&map->charge, session->account, ACCOUNT_MAPS, 1);
+	return map_link(map) ? 0 : -ENOMEM;
 }
 
 Map *map_free(Map *map) {
 	if (!map)
 		return NULL;
-	ledger_drop_map(&map->session->broker->ledger, map);
-	table_remove(&map->session->map_table, &map->link);
-	list_remove(&map->session_link);
-	list_remove(&map->region_link);
-	map->session->n_maps--;
+	if (map->ledger_index != LEDGER_NONE)
+		ledger_drop_map(&map->session->broker->ledger, map);
+	if (list_is_linked(&map->session_link)) {
+		table_remove(&map->session->map_table, &map->link);
+		list_remove(&map->session_link);
+		list_remove(&map->region_link);
+		map->session->n_maps--;
+	}
 	account_refund(&map->charge);
 	account_refund(&map->charge_revoked);
 	free(map);
@@ -96,51 +119,123 @@ Lease *lease_find(Session *session, uint64_t id) {
 	return NULL;
 }
 
-int lease_new(Session *session, Region *region, Lease **ret) {
+Lease *lease_find_asked(Session *session, uint64_t serial, uint32_t index) {
+	list_for_each (link, &session->leases) {
+		Lease *lease = container_of(link, Lease, session_link);
+		const LedgerLease *at = ledger_lease(&session->broker->ledger, lease->ledger_index);
+
+		if (at->asked_serial == serial && at->asked_index == index)
+			return lease;
+	}
+	return NULL;
+}
+
+static Lease *lease_alloc(Session *session, Region *region, uint64_t id) {
 	Lease *lease = calloc(1, sizeof(*lease));
 
 	if (!lease)
-		return -ENOMEM;
-	if (account_charge(&lease->charge, session->account, ACCOUNT_LEASES, 1)) {
-		free(lease);
-		return LEASE_E_QUOTA;
-	}
+		return NULL;
 	lease->session = session;
 	lease->region = region;
-	lease->id = ++session->broker->last_lease;
-	if (!table_insert(&session->lease_table, &lease->link, table_hash(lease->id))) {
-		account_refund(&lease->charge);
-		free(lease);
+	lease->id = id;
+	lease->ledger_index = LEDGER_NONE;
+	return lease;
+}
+
+static bool lease_link(Lease *lease) {
+	if (!table_insert(&lease->session->lease_table, &lease->link, table_hash(lease->id)))
+		return false;
+	list_append(&lease->session->leases, &lease->session_link);
+	if (lease->region)
+		list_append(&lease->region->leases, &lease->region_link);
+	lease->session->n_leases++;
+	return true;
+}
+
+int lease_new(Session *session, Region *region, uint64_t serial, uint32_t index, Lease **ret) {
+	Lease *lease = lease_alloc(session, region, ++session->broker->last_lease);
+
+	if (!lease)
+		return -ENOMEM;
+	if (account_charge(&lease->charge, session->account, ACCOUNT_LEASES, 1) ||
+	    !ledger_put_lease(&session->broker->ledger, lease, serial, index)) {
+		lease_free(lease);
+		return LEASE_E_QUOTA;
+	}
+	if (!lease_link(lease)) {
+		lease_free(lease);
 		return -ENOMEM;
 	}
-	list_append(&session->leases, &lease->session_link);
-	list_append(&region->leases, &lease->region_link);
-	session->n_leases++;
 	*ret = lease;
 	return 0;
+}
+
+int lease_restore(Session *session, Region *region, uint32_t index) {
+	Lease *lease = lease_alloc(session, region, ledger_lease(&session->broker->ledger, index)->id);
+
+	if (!lease)
+		return -ENOMEM;
+	lease->ledger_index = index;
+	account_take(&lease->charge, session->account, ACCOUNT_LEASES, 1);
+	return lease_link(lease) ? 0 : -ENOMEM;
 }
 
 Lease *lease_free(Lease *lease) {
 	if (!lease)
 		return NULL;
-	table_remove(&lease->session->lease_table, &lease->link);
-	list_remove(&lease->session_link);
-	list_remove(&lease->region_link);
-	lease->session->n_leases--;
+	if (lease->ledger_index != LEDGER_NONE)
+		ledger_drop_lease(&lease->session->broker->ledger, lease);
+	if (list_is_linked(&lease->session_link)) {
+		table_remove(&lease->session->lease_table, &lease->link);
+		list_remove(&lease->session_link);
+		list_remove(&lease->region_link);
+		lease->session->n_leases--;
+	}
 	account_refund(&lease->charge);
 	free(lease);
 	return NULL;
 }
 
 void lease_revoke(Lease *lease) {
+	ledger_revoke_lease(&lease->session->broker->ledger, lease);
 	list_remove(&lease->region_link);
 	lease->region = NULL;
 }
 
-int page_init(Page *page, Session *session, uint32_t capacity, uint32_t lanes, uint32_t mode, int *ret_fd) {
-	_cleanup_(closep) int fd = -EBADF, read_only = -EBADF;
-	LeasePageHeader shape;
+/* through an O_RDONLY fd, so that it does not count as a writer */
+static int page_map(Page *page, int fd, const LeasePageHeader *shape) {
+	_cleanup_(closep) int read_only = fd_reopen(fd, O_RDONLY);
 	void *map;
+
+	if (read_only < 0)
+		return read_only;
+	map = mmap(NULL, shape->total_size, PROT_READ, MAP_SHARED, read_only, 0);
+	if (map == MAP_FAILED)
+		return -errno;
+	page->shape = *shape;
+	page->header = map;
+	return 0;
+}
+
+static void page_unmap(Page *page) {
+	if (page->header)
+		munmap((void *)page->header, page->shape.total_size);
+	page->header = NULL;
+}
+
+static void page_set_fd(Page *page, const Session *session, int fd) {
+	page->fd = fd;
+	page->parked.id = session->id;
+	page->parked.kind = KEEPER_PAGE;
+	page->parked.fds[0] = fd;
+	page->parked.n_fds = 1;
+}
+
+int page_init(Page *page, Session *session, uint32_t capacity, uint32_t lanes, uint32_t mode) {
+	_cleanup_(closep) int fd = -EBADF;
+	KeeperEntry *entry = &page->parked;
+	LeasePageHeader shape;
+	int r;
 
 	layout_lease_page_init(&shape, capacity, lanes, mode, session->id);
 	fd = memfd_create("shmbroker-leases", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -151,25 +246,44 @@ int page_init(Page *page, Session *session, uint32_t capacity, uint32_t lanes, u
 	    pwrite(fd, &shape, sizeof(shape), 0) != (ssize_t)sizeof(shape) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
 		return -errno;
-	read_only = fd_reopen(fd, O_RDONLY);
-	if (read_only < 0)
-		return read_only;
-	map = mmap(NULL, shape.total_size, PROT_READ, MAP_SHARED, read_only, 0);
-	if (map == MAP_FAILED)
-		return -errno;
+	r = page_map(page, fd, &shape);
+	if (r)
+		return r;
+	page_set_fd(page, session, steal_fd(&fd));
+	r = keeper_park(&session->broker->keeper, &entry, 1);
+	if (r) {
+		page_deinit(page, session->broker, session->peer.uid);
+		return r;
+	}
+	return 0;
+}
 
-	page->shape = shape;
-	page->header = map;
-	page->fd = steal_fd(&fd);
-	*ret_fd = page->fd;
+int page_open(Page *page, const Session *session, int fd, uint32_t capacity, uint32_t lanes, uint32_t mode) {
+	LeasePageHeader shape;
+	struct stat st;
+	int r;
+
+	if (!layout_lease_page_init(&shape, capacity, lanes, mode, session->id))
+		return -EINVAL;
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if ((uint64_t)st.st_size != shape.total_size)
+		return -EINVAL;
+	r = page_map(page, fd, &shape);
+	if (r)
+		return r;
+	/* what the client may have written over its header tells nothing: the shape is the ledger's */
+	page_set_fd(page, session, fd);
 	return 0;
 }
 
 void page_deinit(Page *page, Broker *broker, uint32_t uid) {
-	if (page->header)
-		munmap((void *)page->header, page->shape.total_size);
-	page->header = NULL;
-	closer_close(broker->closer, uid, page->fd);
+	struct stat st = {};
+
+	page_unmap(page);
+	if (page->fd >= 0)
+		(void)fstat(page->fd, &st);
+	keeper_drop(&broker->keeper, &page->parked, uid, (uint64_t)st.st_blocks * 512);
 	page->fd = -EBADF;
 	account_refund(&page->charge);
 }

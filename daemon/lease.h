@@ -10,6 +10,7 @@
  */
 
 #include "account.h"
+#include "keeper.h"
 #include "list.h"
 #include "table.h"
 #include "wire/layout.h"
@@ -40,11 +41,13 @@ struct Lease {
 	ListLink session_link;
 	ListLink region_link;
 	TableLink link; /* in Session.lease_table, by id */
+	uint32_t ledger_index;
 	AccountCharge charge;
 };
 
 struct Page {
 	int fd; /* read-write: for the seal test, and to be parked */
+	KeeperEntry parked;
 	LeasePageHeader shape;
 	const LeasePageHeader *header; /* mapped through an O_RDONLY fd, so that it does not count as a writer */
 	AccountCharge charge;
@@ -59,23 +62,33 @@ enum {
 Map *map_find(Session *session, const Region *region);
 /* Finds or makes it. Returns 0, LEASE_E_QUOTA or -ENOMEM. */
 int map_new(Session *session, Region *region, uint8_t access, Map **ret);
+/* One that the ledger has at @index. Returns 0 or -ENOMEM. */
+int map_restore(Session *session, Region *region, uint8_t access, uint32_t index);
 /* unlinks and frees; the caller puts the region on the scan list where that matters */
 Map *map_free(Map *map);
 /* leases that the session's page counts on the region */
 uint32_t map_count(const Map *map);
 
 Lease *lease_find(Session *session, uint64_t id);
-/* Returns 0, LEASE_E_QUOTA or -ENOMEM. */
-int lease_new(Session *session, Region *region, Lease **ret);
+/* The lease that the session asked for under @serial as entry @index, or NULL. */
+Lease *lease_find_asked(Session *session, uint64_t serial, uint32_t index);
+/* @serial and @index: which entry of which request asks for it. Returns 0, LEASE_E_QUOTA or -ENOMEM. */
+int lease_new(Session *session, Region *region, uint64_t serial, uint32_t index, Lease **ret);
+/* One that the ledger has at @index; @region NULL when it was revoked. Returns 0 or -ENOMEM. */
+int lease_restore(Session *session, Region *region, uint32_t index);
 Lease *lease_free(Lease *lease);
 /* the region is gone for this lease; its release answers REVOKED */
 void lease_revoke(Lease *lease);
 
 /*
- * Makes the lease page of @session. @mode WIRE_ATTACH_ASYMMETRIC or _RMW. Returns 0 or -errno; @ret_fd is the
- * page's fd, borrowed, for the client.
+ * Makes the lease page of @session and parks it. @mode WIRE_ATTACH_ASYMMETRIC or _RMW. Returns 0 or -errno.
  */
-int page_init(Page *page, Session *session, uint32_t capacity, uint32_t lanes, uint32_t mode, int *ret_fd);
+int page_init(Page *page, Session *session, uint32_t capacity, uint32_t lanes, uint32_t mode);
+/*
+ * Maps the page of @fd, which another process made for @session. Borrows @fd until it returns 0, then it is the page's.
+ * Returns 0, -EINVAL when its shape is not @capacity, @lanes, @mode, or -errno.
+ */
+int page_open(Page *page, const Session *session, int fd, uint32_t capacity, uint32_t lanes, uint32_t mode);
 void page_deinit(Page *page, Broker *broker, uint32_t uid);
 /*
  * True when no process maps the page writable any more: then it counts on nothing. (F_SEAL_WRITE succeeds

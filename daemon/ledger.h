@@ -3,11 +3,15 @@
 
 /*
  * Ledger: the broker's private books in a memfd, so that they can outlive the process: credentials, sessions,
- * tokens, objects, regions and who has mapped what. Fixed records, one writer; nothing of it is shown to a client.
+ * tokens, objects, regions, who has mapped what and who holds what by message. Fixed records, one writer; nothing of
+ * it is shown to a client. recover.c makes the broker's objects from it again.
  *
- * Commit order: the redo record says what is about to change, then the record changes, then the redo record is
- * cleared. A reader that finds a redo record drops or completes that one change. Record kinds are arrays, indexed
- * by what identifies them in the registry (slot, session index) or by a number of their own.
+ * A record is free while its first field, an id, is 0; the id is stored last and cleared first, so that at any
+ * instant a record is there or is not. What changes in a record that is there is a single field. The redo record
+ * names the record that is being written, for the count of what a killed broker left half done. An order of commits
+ * keeps records that refer to each other whole: an object before its regions, a session before what it has, and the
+ * other way round at the end. Arrays are indexed by what identifies a record in the registry (slot, session index) or
+ * by a number of their own.
  */
 
 #include <stdbool.h>
@@ -16,96 +20,127 @@
 #include "wire/protocol.h"
 
 #define LEDGER_MAGIC UINT64_C(0x6764656c706d6873) /* "shmpledg" */
-#define LEDGER_VERSION 1
+#define LEDGER_VERSION 2
 #define LEDGER_SERIALS 64
+#define LEDGER_CONTAINER_SIZE 64
+#define LEDGER_NONE UINT32_MAX /* an index of no record */
 
 typedef struct Ledger Ledger;
+typedef struct Lease Lease;
 typedef struct Map Map;
 typedef struct Object Object;
 typedef struct Region Region;
 typedef struct Session Session;
 
 enum {
-	LEDGER_NONE,
-	LEDGER_PUT_SESSION,
-	LEDGER_DROP_SESSION,
-	LEDGER_PUT_REGION,
-	LEDGER_DROP_REGION,
-	LEDGER_PUT_MAP,
-	LEDGER_DROP_MAP,
+	LEDGER_IDLE,
+	LEDGER_SESSION,
+	LEDGER_OBJECT,
+	LEDGER_REGION,
+	LEDGER_MAP,
+	LEDGER_LEASE,
 };
 
-/* the answer to a request, for the day on which a client asks again */
+enum {
+	LEDGER_SESSION_ACCEPTS_UNSEALED = 1,
+	LEDGER_SESSION_ATTACHED = 2,
+	LEDGER_SESSION_DETACHED = 4,
+	LEDGER_SESSION_ENDING = 8, /* its connection, which was up, is over */
+	LEDGER_SESSION_OVERFLOW_UID = 16,
+};
+
+/*
+ * An UNREGISTER that was begun, for the case that its client must ask again. What it named and had then, up to
+ * generation @counter, is retired by it or is gone; @retired has a bit for each entry that it began to retire.
+ */
 typedef struct LedgerSerial {
-	uint64_t serial;
-	uint64_t generation;
-	uint64_t lease;
-	uint32_t code;
-	uint32_t slot;
-	uint16_t opcode;
-	uint16_t state; /* 0 none, 1 pending, 2 done */
-	uint32_t reserved;
+	uint64_t serial; /* 0 for none */
+	uint64_t counter;
+	uint64_t retired;
 } LedgerSerial;
 
 typedef struct LedgerSession {
-	uint64_t id; /* 0 when the record is free */
+	uint64_t id;
 	uint8_t token[WIRE_TOKEN_SIZE];
 	uint64_t start_time; /* of the process, clock ticks since boot */
+	uint64_t pidfd_inode;
+	uint64_t born_ns; /* CLOCK_MONOTONIC */
 	uint32_t pid;
 	uint32_t uid;
 	uint32_t gid;
 	uint32_t listener;
 	uint32_t roles;
+	uint32_t rights;
 	uint32_t flags;
-	uint32_t page_mode; /* 0 without a lease page */
+	uint32_t page_mode;
 	uint32_t page_lanes;
 	uint32_t event_mask;
-	uint32_t serial_head;
+	uint32_t serial_next; /* of serials, a ring */
+	uint32_t reserved;
 	char comm[WIRE_COMM_SIZE];
-	uint64_t reserved[4];
+	char container[LEDGER_CONTAINER_SIZE];
 	LedgerSerial serials[LEDGER_SERIALS];
 } LedgerSession;
 
-typedef struct LedgerRegion {
-	uint64_t generation; /* 0 when the record is free */
-	uint64_t object;
-	uint64_t object_size;
-	uint64_t device; /* dev, ino and mode name the fd on recovery */
+typedef struct LedgerObject {
+	uint64_t id;
+	uint64_t session; /* the key: 0 for KEEP; device, inode and mode also name the fd on recovery */
+	uint64_t device;
 	uint64_t inode;
+	uint64_t size;
+	uint32_t uid;
+	uint32_t mode;
+	uint32_t flags;
+	uint32_t n_acl; /* the list itself is LedgerAcl of the same index */
+	uint32_t read_only_enforced;
+	uint32_t reserved;
+} LedgerObject;
+
+/* kept apart, so that objects without an access list do not pay for one */
+typedef struct LedgerAcl {
+	WireAclEntry entries[WIRE_ACL_MAX];
+} LedgerAcl;
+
+typedef struct LedgerRegion {
+	uint64_t generation;
 	uint64_t offset;
 	uint64_t size;
 	uint64_t owner_session; /* 0 when kept */
-	uint64_t object_session;
-	uint64_t born_realtime_ns;
+	uint64_t asked_session; /* who asked for it, under which serial, as which entry: asked again it is this one */
+	uint64_t asked_serial;
+	uint64_t retired_session; /* the same of who retired it */
+	uint64_t retired_serial;
+	uint64_t born_ns; /* CLOCK_MONOTONIC */
+	uint16_t asked_index;
+	uint16_t retired_index;
+	uint32_t object; /* index, LEDGER_NONE once revoked */
 	uint32_t owner_uid;
 	uint32_t owner_pid;
 	uint32_t owner_number;
 	uint32_t state;
 	uint32_t flags;
-	uint32_t mode;
 	uint8_t kind;
 	uint8_t access;
 	uint16_t name_length;
-	uint32_t n_acl; /* the list itself is LedgerAcl of the same slot */
-	wire_b16 gpu;	/* room for CUDA: device, hints of where the owner lives, handle */
-	uint64_t owner_pid_namespace;
-	uint32_t hint_pid;
-	uint32_t bundle; /* room for the parking place of the fd */
-	uint8_t handle[WIRE_HANDLE_SIZE];
+	char comm[WIRE_COMM_SIZE];
 	char name[256];
 } LedgerRegion;
 
-/* kept apart, so that regions without an access list do not pay for one */
-typedef struct LedgerAcl {
-	WireAclEntry entries[WIRE_ACL_MAX];
-} LedgerAcl;
-
 typedef struct LedgerMap {
-	uint64_t session; /* 0 when the record is free */
+	uint64_t session;
 	uint64_t generation;
 	uint32_t slot;
 	uint32_t access;
 } LedgerMap;
+
+typedef struct LedgerLease {
+	uint64_t id;
+	uint64_t session;
+	uint64_t generation;
+	uint64_t asked_serial;
+	uint32_t slot; /* LEDGER_NONE once revoked */
+	uint32_t asked_index;
+} LedgerLease;
 
 typedef struct LedgerHeader {
 	uint64_t magic;
@@ -114,37 +149,93 @@ typedef struct LedgerHeader {
 	uint64_t total_size;
 	uint64_t epoch;
 	uint32_t session_capacity;
-	uint32_t region_capacity;
+	uint32_t region_capacity; /* of objects too */
 	uint32_t map_capacity;
-	uint32_t reserved;
+	uint32_t lease_capacity;
 	uint64_t sessions_offset;
-	uint64_t regions_offset;
+	uint64_t objects_offset;
 	uint64_t acls_offset;
+	uint64_t regions_offset;
 	uint64_t maps_offset;
-	uint64_t generation_counter;
+	uint64_t leases_offset;
+	/* from here on it changes */
+	uint64_t generation; /* the last of each that was used */
 	uint64_t last_session;
 	uint64_t last_lease;
 	uint64_t last_object;
-	_Atomic uint32_t redo_kind; /* LEDGER_*, stored last, cleared when the change is complete */
+	uint64_t last_segment; /* of keeper.h */
+	uint32_t n_recoveries; /* since one lasted */
+	_Atomic uint32_t redo; /* what is being written */
 	uint32_t redo_index;
+	uint32_t n_used_sessions; /* records from here on were never used */
+	uint32_t n_used_regions;
+	uint32_t n_used_objects;
+	uint32_t n_used_maps;
+	uint32_t n_used_leases;
 } LedgerHeader;
+
+/* records of one kind that were used before, a stack */
+typedef struct LedgerFree {
+	uint32_t *at;
+	uint32_t n;
+} LedgerFree;
 
 struct Ledger {
 	int fd;
+	bool frozen; /* the broker stops and leaves everything as it is */
 	LedgerHeader *header;
-	uint32_t *free_maps; /* stack of map records that were used before */
-	uint32_t n_free_maps;
-	uint32_t n_used_maps;
+	LedgerFree free_objects;
+	LedgerFree free_maps;
+	LedgerFree free_leases;
 };
 
+/* Makes a new one. Returns 0 or -errno. */
 int ledger_init(Ledger *ledger, uint32_t session_capacity, uint32_t region_capacity, uint64_t epoch);
+/*
+ * Takes over one that another process made, whose header is checked against the file. Borrows @fd and duplicates it.
+ * Records may be taken only after ledger_find_free(). Returns 0, -EINVAL with a sentence in @ret_why (static) when it is none of ours, or
+ * -errno.
+ */
+int ledger_open(Ledger *ledger, int fd, const char **ret_why);
+/* which records are free; once, when those that are void have been dropped without it */
+void ledger_find_free(Ledger *ledger);
 void ledger_deinit(Ledger *ledger);
 
+LedgerSession *ledger_session(const Ledger *ledger, uint32_t index);
+LedgerObject *ledger_object(const Ledger *ledger, uint32_t index);
+const WireAclEntry *ledger_acl(const Ledger *ledger, uint32_t index);
+LedgerRegion *ledger_region(const Ledger *ledger, uint32_t slot);
+LedgerMap *ledger_map(const Ledger *ledger, uint32_t index);
+LedgerLease *ledger_lease(const Ledger *ledger, uint32_t index);
+
 void ledger_put_session(Ledger *ledger, const Session *session);
+/* roles, page, subscription and state of a session that is there may have changed */
+void ledger_update_session(Ledger *ledger, const Session *session);
+/* its connection is over: it ends, also when the broker does not get to it */
+void ledger_end_session(Ledger *ledger, const Session *session);
 void ledger_drop_session(Ledger *ledger, const Session *session);
-void ledger_put_region(Ledger *ledger, const Region *region);
+/* the UNREGISTER that the session began under @serial; NULL for none */
+LedgerSerial *ledger_find_serial(const Ledger *ledger, const Session *session, uint64_t serial);
+/* notes that it begins one; the oldest is forgotten */
+LedgerSerial *ledger_put_serial(Ledger *ledger, const Session *session, uint64_t serial);
+
+/* Sets @object's ledger_index; cannot fail, since there are no more objects than slots. */
+void ledger_put_object(Ledger *ledger, Object *object);
+void ledger_update_object(Ledger *ledger, const Object *object);
+void ledger_drop_object(Ledger *ledger, const Object *object);
+
+/* @session asked for it under @serial as entry @index */
+void ledger_put_region(Ledger *ledger, const Region *region, uint64_t session, uint64_t serial, uint32_t index);
+/* its state, and that it has no object any more when it is revoked */
 void ledger_set_region_state(Ledger *ledger, const Region *region);
+void ledger_set_region_retired(Ledger *ledger, const Region *region, uint64_t session, uint64_t serial, uint32_t index);
 void ledger_drop_region(Ledger *ledger, const Region *region);
+
 /* Returns false when the ledger has no room for another map. Sets @map's ledger_index. */
 bool ledger_put_map(Ledger *ledger, Map *map);
+void ledger_update_map(Ledger *ledger, const Map *map);
 void ledger_drop_map(Ledger *ledger, const Map *map);
+/* The same for leases by message. */
+bool ledger_put_lease(Ledger *ledger, Lease *lease, uint64_t serial, uint32_t index);
+void ledger_revoke_lease(Ledger *ledger, const Lease *lease);
+void ledger_drop_lease(Ledger *ledger, const Lease *lease);

@@ -41,6 +41,16 @@ static inline void list_append(List *list, ListLink *link) {
 	list->head.prev = link;
 }
 
+/* @link stands where @old stood, if that is linked */
+static inline void list_replace(ListLink *old, ListLink *link) {
+	*link = *old;
+	if (!old->next)
+		return;
+	link->prev->next = link;
+	link->next->prev = link;
+	old->prev = old->next = NULL;
+}
+
 static inline void list_remove(ListLink *link) {
 	if (!link->next)
 		return;

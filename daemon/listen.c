@@ -68,3 +68,13 @@ int listen_at(const char *path, uint32_t mode, uint32_t gid) {
 	}
 	return steal_fd(&fd);
 }
+
+void listen_unlink(int fd) {
+	struct sockaddr_un address = {};
+	socklen_t size = sizeof(address) - 1;
+	int r = getsockname(fd, (struct sockaddr *)&address, &size);
+
+	(void)close_fd(fd);
+	if (!r && address.sun_path[0] && is_left_over(&address))
+		(void)unlink(address.sun_path);
+}

@@ -13,3 +13,5 @@
  * or -errno.
  */
 int listen_at(const char *path, uint32_t mode, uint32_t gid);
+/* Consumes @fd, a listening socket, and removes its file unless somebody answers there. */
+void listen_unlink(int fd);

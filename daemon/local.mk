@@ -18,14 +18,20 @@ daemon_sources = \
 	daemon/config.c \
 	daemon/config.h \
 	daemon/dispatch-consumer.c \
+	daemon/dispatch-hello.c \
 	daemon/dispatch-owner.c \
 	daemon/dispatch-status.c \
 	daemon/dispatch.c \
 	daemon/dispatch.h \
 	daemon/event.c \
 	daemon/event.h \
+	daemon/fdstore.c \
+	daemon/fdstore.h \
 	daemon/lease.c \
 	daemon/lease.h \
+	daemon/keeper.c \
+	daemon/keeper.h \
+	daemon/kill-point.h \
 	daemon/ledger.c \
 	daemon/ledger.h \
 	daemon/list.h \
@@ -38,6 +44,7 @@ daemon_sources = \
 	daemon/loop.c \
 	daemon/loop.h \
 	daemon/messages-log.def \
+	daemon/notify.c \
 	daemon/notify.h \
 	daemon/object.c \
 	daemon/object.h \
@@ -48,6 +55,8 @@ daemon_sources = \
 	daemon/peer.h \
 	daemon/policy.c \
 	daemon/policy.h \
+	daemon/recover.c \
+	daemon/recover.h \
 	daemon/region.c \
 	daemon/region.h \
 	daemon/registry.c \
@@ -57,6 +66,8 @@ daemon_sources = \
 	daemon/session.h \
 	daemon/stats.c \
 	daemon/stats.h \
+	daemon/supervise.c \
+	daemon/supervise.h \
 	daemon/table.h \
 	daemon/wait.c \
 	daemon/wait.h
@@ -65,7 +76,7 @@ libdaemon_la_CPPFLAGS = $(AM_CPPFLAGS) $(INIH_CFLAGS) $(SYSTEMD_CFLAGS) $(URING_
 libdaemon_la_LIBADD = libwire.la $(INIH_LIBS) $(SYSTEMD_LIBS) $(URING_LIBS)
 
 if WITH_SYSTEMD
-libdaemon_la_SOURCES += daemon/journal.c daemon/notify.c
+libdaemon_la_SOURCES += daemon/journal.c daemon/notify-manager.c
 else
 libdaemon_la_SOURCES += daemon/journal-fallback.c daemon/notify-fallback.c
 endif

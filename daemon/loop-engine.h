@@ -36,6 +36,8 @@ struct LoopEngine {
 	/* consumes @conn->fd, which was shut down; the message that the kernel still works on stays with the engine */
 	void (*conn_unlink)(LoopConn *conn);
 	void (*conn_set_may_pass_fds)(LoopConn *conn);
+	/* the object is another one now, @conn->engine is the same */
+	void (*conn_moved)(LoopConn *conn);
 	int (*poll_link)(LoopPoll *poll);
 	void (*poll_unlink)(LoopPoll *poll);
 	/* begins to send what the connections of @loop->dirty have; what cannot be begun stays there */

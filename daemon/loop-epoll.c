@@ -158,6 +158,12 @@ static void epoll_conn_set_may_pass_fds(LoopConn *conn) {
 	(void)conn;
 }
 
+static void epoll_conn_moved(LoopConn *conn) {
+	Source *source = conn->engine;
+
+	source->conn = conn;
+}
+
 static int epoll_poll_link(LoopPoll *poll) {
 	Source *source;
 	int r;
@@ -337,6 +343,7 @@ const LoopEngine loop_engine_epoll = {
 	.conn_link = epoll_conn_link,
 	.conn_unlink = epoll_conn_unlink,
 	.conn_set_may_pass_fds = epoll_conn_set_may_pass_fds,
+	.conn_moved = epoll_conn_moved,
 	.poll_link = epoll_poll_link,
 	.poll_unlink = epoll_poll_unlink,
 	.flush = epoll_flush,

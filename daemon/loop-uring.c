@@ -486,6 +486,12 @@ static void uring_conn_set_may_pass_fds(LoopConn *conn) {
 		source_ready(source);
 }
 
+static void uring_conn_moved(LoopConn *conn) {
+	Source *source = conn->engine;
+
+	source->conn = conn;
+}
+
 /* requests */
 
 static uint64_t source_user_data(Source *source, unsigned request) {
@@ -878,6 +884,7 @@ const LoopEngine loop_engine_uring = {
 	.conn_link = uring_conn_link,
 	.conn_unlink = uring_conn_unlink,
 	.conn_set_may_pass_fds = uring_conn_set_may_pass_fds,
+	.conn_moved = uring_conn_moved,
 	.poll_link = uring_poll_link,
 	.poll_unlink = uring_poll_unlink,
 	.flush = uring_flush,

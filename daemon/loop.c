@@ -322,6 +322,21 @@ void loop_conn_unlink(LoopConn *conn) {
 	conn->loop = NULL;
 }
 
+void loop_conn_move(LoopConn *to, LoopConn *from) {
+	*to = *from;
+	list_replace(&from->link, &to->link);
+	list_replace(&from->dirty, &to->dirty);
+	list_init(&to->out);
+	for (ListLink *link; (link = list_first(&from->out));) {
+		list_remove(link);
+		list_append(&to->out, link);
+	}
+	to->loop->engine->conn_moved(to);
+	from->engine = NULL;
+	from->loop = NULL;
+	from->fd = -EBADF;
+}
+
 void loop_conn_set_may_pass_fds(LoopConn *conn, bool may_pass_fds) {
 	if (conn->may_pass_fds == may_pass_fds)
 		return;

@@ -124,6 +124,11 @@ void loop_listener_unlink(LoopListener *listener);
 /* consumes @conn->fd, a non-blocking socket, also when it fails */
 int loop_conn_link(Loop *loop, LoopConn *conn);
 void loop_conn_unlink(LoopConn *conn);
+/*
+ * @to, which is not linked, takes the place of @from with all that is queued: its callbacks are called from here on.
+ * Within a callback of @from's too.
+ */
+void loop_conn_move(LoopConn *to, LoopConn *from);
 /* SO_PASSRIGHTS was switched: re-arms receiving; called within or outside callbacks */
 void loop_conn_set_may_pass_fds(LoopConn *conn, bool may_pass_fds);
 int loop_poll_link(Loop *loop, LoopPoll *poll);

@@ -9,6 +9,7 @@
 #include "broker.h"
 #include "log.h"
 #include "options.h"
+#include "supervise.h"
 
 int main(int argc, char **argv) {
 	Options options;
@@ -20,6 +21,8 @@ int main(int argc, char **argv) {
 	r = options_parse(&options, argc, argv);
 	if (r != OPTIONS_RUN)
 		return r;
+	if (options.supervise && !options.check_config)
+		return supervisor_run(&options, argc, argv);
 	log_init(LOG_TARGET_AUTO);
 	r = config_load(&config, &options.paths, &error);
 	if (r) {

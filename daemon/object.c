@@ -155,11 +155,41 @@ static int take_read_only_fd(ObjectFds *fds) {
 	return fd_reopen(fds->fd, O_RDONLY);
 }
 
+static Object *object_new(Objects *objects, uint64_t id, const ObjectKey *key, const WireAclEntry *acl,
+			  uint32_t n_acl) {
+	Object *object = calloc(1, sizeof(*object) + n_acl * sizeof(*acl));
+
+	if (!object)
+		return NULL;
+	object->n_refs = 1;
+	object->objects = objects;
+	object->id = id;
+	object->key = *key;
+	object->fd = object->read_only_fd = -EBADF;
+	object->ledger_index = LEDGER_NONE;
+	object->n_acl = n_acl;
+	if (n_acl)
+		memcpy(object->acl, acl, n_acl * sizeof(*acl));
+	list_init(&object->regions);
+	objects->n++;
+	return object;
+}
+
+void object_set_fds(Object *object, int fd, int read_only_fd) {
+	object->fd = fd;
+	object->read_only_fd = read_only_fd;
+	object->parked.id = object->id;
+	object->parked.kind = KEEPER_OBJECT;
+	object->parked.fds[0] = fd;
+	object->parked.fds[1] = read_only_fd;
+	object->parked.n_fds = read_only_fd < 0 ? 1 : 2;
+}
+
 int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account *account, const WireAclEntry *acl,
 		uint32_t n_acl, Object **ret) {
 	Object *object = objects_find(objects, key);
 	struct stat st;
-	int r;
+	int fd, r;
 
 	if (object) {
 		if (!acl_equal(object, acl, n_acl))
@@ -173,27 +203,18 @@ int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account 
 			if (r)
 				return OBJECT_E_QUOTA;
 			object->size = fds->size;
+			ledger_update_object(objects->ledger, object);
 		}
 		*ret = object_ref(object);
 		return 0;
 	}
 
-	object = calloc(1, sizeof(*object) + n_acl * sizeof(*acl));
+	object = object_new(objects, ++objects->last_id, key, acl, n_acl);
 	if (!object)
 		return -ENOMEM;
-	object->n_refs = 1;
-	object->objects = objects;
-	object->id = ++objects->last_id;
-	object->key = *key;
-	object->fd = object->read_only_fd = -EBADF;
 	object->size = fds->size;
 	object->flags = fds->flags;
 	object->read_only_enforced = fds->read_only_enforced;
-	object->n_acl = n_acl;
-	if (n_acl)
-		memcpy(object->acl, acl, n_acl * sizeof(*acl));
-	list_init(&object->regions);
-	objects->n++;
 
 	r = account_charge(&object->charge_bytes, account, ACCOUNT_BYTES, fds->size);
 	if (!r)
@@ -206,16 +227,60 @@ int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account 
 		object_unref(object);
 		return -ENOMEM;
 	}
-	object->fd = take_fd(fds->fd, &fds->fd_taken);
-	if (object->fd < 0) {
+	fd = take_fd(fds->fd, &fds->fd_taken);
+	if (fd < 0) {
 		object_unref(object);
 		return OBJECT_E_NO_FDS;
 	}
-	object->read_only_fd = take_read_only_fd(fds);
+	object_set_fds(object, fd, take_read_only_fd(fds));
 	if (object->read_only_fd < 0 && fds->mode != O_RDONLY)
 		object->flags |= WIRE_REGION_NO_READ_ONLY_FD;
 	*ret = object;
 	return 0;
+}
+
+int objects_keep(Objects *objects, Object *const *list, size_t n) {
+	KeeperEntry *entries[KEEPER_BATCH_MAX] = {};
+	size_t n_entries = 0;
+	int r;
+
+	for (size_t i = 0; i < n; ++i) {
+		size_t j = 0;
+
+		/* several regions of one message may be windows of one object */
+		while (j < n_entries && entries[j] != &list[i]->parked)
+			j++;
+		if (j == n_entries && list[i]->ledger_index == LEDGER_NONE)
+			entries[n_entries++] = &list[i]->parked;
+	}
+	r = keeper_park(objects->keeper, entries, n_entries);
+	if (r)
+		return r;
+	for (size_t i = 0; i < n_entries; ++i)
+		ledger_put_object(objects->ledger, container_of(entries[i], Object, parked));
+	return 0;
+}
+
+Object *objects_restore(Objects *objects, uint32_t index, Account *account) {
+	const LedgerObject *at = ledger_object(objects->ledger, index);
+	ObjectKey key = {
+		.session = at->session,
+		.uid = at->uid,
+		.mode = at->mode,
+		.device = (dev_t)at->device,
+		.inode = (ino_t)at->inode,
+	};
+	Object *object = object_new(objects, at->id, &key, ledger_acl(objects->ledger, index), at->n_acl);
+
+	if (!object)
+		return NULL;
+	object->ledger_index = index;
+	object->size = at->size;
+	object->flags = at->flags;
+	object->read_only_enforced = at->read_only_enforced;
+	account_take(&object->charge_bytes, account, ACCOUNT_BYTES, object->size);
+	account_take(&object->charge_fds, account, ACCOUNT_FDS, key.mode == O_RDONLY ? 1 : 2);
+	return table_insert(&objects->table, &object->link, key_hash(&key)) ? object : object_unref(object);
 }
 
 void object_refresh(Object *object) {
@@ -237,8 +302,8 @@ Object *object_unref(Object *object) {
 		return NULL;
 
 	table_remove(&object->objects->table, &object->link);
-	closer_close(object->objects->closer, object->key.uid, object->fd);
-	closer_close(object->objects->closer, object->key.uid, object->read_only_fd);
+	ledger_drop_object(object->objects->ledger, object);
+	keeper_drop(object->objects->keeper, &object->parked, object->key.uid, object->size);
 	account_refund(&object->charge_bytes);
 	account_refund(&object->charge_fds);
 	object->objects->n--;

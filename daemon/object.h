@@ -6,14 +6,16 @@
  *
  * Objects are keyed by (owning session or KEEP principal, device, inode, access mode of the fd), so that a
  * region is never served by an fd that another principal supplied. An object lives as long as a region refers to
- * it; it owns one fd, and one read-only fd where there is one, and pays its size to its uid once.
+ * it; it owns one fd, and one read-only fd where there is one, and pays its size to its uid once. Before a region of
+ * it is published its fds are parked and it is in the ledger: objects_keep().
  * Invariant: every region of an object has the object's access list.
  */
 
 #include <sys/types.h>
 
 #include "account.h"
-#include "closer.h"
+#include "keeper.h"
+#include "ledger.h"
 #include "list.h"
 #include "table.h"
 #include "wire/codec.h"
@@ -53,8 +55,10 @@ struct Object {
 	TableLink link;
 	int fd;
 	int read_only_fd;
-	uint64_t size;
+	KeeperEntry parked;
+	uint32_t ledger_index; /* LEDGER_NONE until it is kept */
 	uint32_t flags;
+	uint64_t size;
 	bool read_only_enforced;
 	List regions; /* Region.object_link */
 	AccountCharge charge_bytes;
@@ -66,6 +70,8 @@ struct Object {
 struct Objects {
 	Table table;
 	Closer *closer;
+	Keeper *keeper;
+	Ledger *ledger;
 	uint64_t last_id;
 	uint64_t n;
 };
@@ -92,6 +98,15 @@ int object_fds_check(int fd, int read_only_fd, bool accept_unsealed, bool requir
  */
 int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account *account, const WireAclEntry *acl,
 		uint32_t n_acl, Object **ret);
+/*
+ * Parks those of @objects that are not yet kept, as one message, and puts them into the ledger. Returns 0 or what
+ * keeper_park() returned; then none of them is kept.
+ */
+int objects_keep(Objects *objects, Object *const *list, size_t n);
+/* An object of the ledger's record @index, without its fds yet, which its charge is for all the same. NULL without memory. */
+Object *objects_restore(Objects *objects, uint32_t index, Account *account);
+/* gives it the fds; consumes them */
+void object_set_fds(Object *object, int fd, int read_only_fd);
 /* Looks again whether an object that was sparse has been allocated meanwhile; fstat() on shmem waits for nobody. */
 void object_refresh(Object *object);
 Object *object_ref(Object *object);

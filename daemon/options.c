@@ -6,8 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config-value.h"
 #include "loop.h"
 #include "options.h"
+
+#define WATCHDOG_NS UINT64_C(10000000000)
+#define WATCHDOG_MAX_NS UINT64_C(3600000000000)
 
 static void print_help(void) {
 	puts("Usage: shmbrokerd [OPTION...]\n"
@@ -18,6 +22,8 @@ static void print_help(void) {
 	     "  --socket=PATH               listen here, whatever the configuration says\n"
 	     "  --config=FILE               read this file alone\n"
 	     "  --config-root=DIR           look for the configuration below DIR\n"
+	     "  --supervise                 run the broker as a child, start it again, keep its memory\n"
+	     "  --watchdog=TIME             with --supervise: end a broker that is silent for so long, 0: never\n"
 	     "  --check-config              read the configuration, say what is wrong, and exit\n"
 	     "  --dump-options              print every option of the configuration with its default\n"
 	     "  --version                   print the version and exit\n"
@@ -32,6 +38,8 @@ int options_parse(Options *ret, int argc, char **argv) {
 		OPTION_SOCKET,
 		OPTION_CONFIG,
 		OPTION_ROOT,
+		OPTION_SUPERVISE,
+		OPTION_WATCHDOG,
 		OPTION_CHECK,
 		OPTION_DUMP,
 		OPTION_VERSION
@@ -41,15 +49,18 @@ int options_parse(Options *ret, int argc, char **argv) {
 		{ "socket", required_argument, NULL, OPTION_SOCKET },
 		{ "config", required_argument, NULL, OPTION_CONFIG },
 		{ "config-root", required_argument, NULL, OPTION_ROOT },
+		{ "supervise", no_argument, NULL, OPTION_SUPERVISE },
+		{ "watchdog", required_argument, NULL, OPTION_WATCHDOG },
 		{ "check-config", no_argument, NULL, OPTION_CHECK },
 		{ "dump-options", no_argument, NULL, OPTION_DUMP },
 		{ "version", no_argument, NULL, OPTION_VERSION },
 		{ "help", no_argument, NULL, 'h' },
 		{},
 	};
+	char why[CONFIG_WHY_MAX];
 	int c;
 
-	*ret = (Options){ .loop = -1 };
+	*ret = (Options){ .loop = -1, .watchdog_ns = WATCHDOG_NS };
 	while ((c = getopt_long(argc, argv, "h", options, NULL)) >= 0) {
 		switch (c) {
 		case OPTION_LOOP:
@@ -67,6 +78,20 @@ int options_parse(Options *ret, int argc, char **argv) {
 			break;
 		case OPTION_ROOT:
 			ret->paths.root = optarg;
+			break;
+		case OPTION_SUPERVISE:
+			/* the child's arguments are those without this one */
+			if (ret->supervise) {
+				fprintf(stderr, "shmbrokerd: --supervise was given twice\n");
+				return OPTIONS_USAGE;
+			}
+			ret->supervise = argv[optind - 1];
+			break;
+		case OPTION_WATCHDOG:
+			if (config_value_duration(optarg, 0, WATCHDOG_MAX_NS, &ret->watchdog_ns, why)) {
+				fprintf(stderr, "shmbrokerd: --watchdog: %s\n", why);
+				return OPTIONS_USAGE;
+			}
 			break;
 		case OPTION_CHECK:
 			ret->check_config = true;

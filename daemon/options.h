@@ -20,6 +20,8 @@ typedef struct Options {
 	const char *socket; /* NULL: what the configuration says */
 	int loop;	    /* LOOP_*, -1: what the configuration says */
 	bool check_config;
+	const char *supervise; /* the argument itself, NULL without it */
+	uint64_t watchdog_ns;  /* of the supervisor, 0 for none */
 } Options;
 
 /* Returns OPTIONS_RUN, or the exit status after --help, --version, --dump-options or an error that was printed. */

@@ -352,6 +352,23 @@ int peer_read(int fd, Peer *ret) {
 	return 0;
 }
 
+int peer_open(pid_t pid, uint64_t start_time) {
+	_cleanup_(freep) char *text = malloc(PROC_FILE_MAX);
+	_cleanup_(closep) int fd = -EBADF;
+
+	if (!text)
+		return -ENOMEM;
+	if (pid <= 0 || !start_time)
+		return -EBADF;
+	fd = (int)syscall(SYS_pidfd_open, pid, 0);
+	if (fd < 0)
+		return -errno;
+	/* the number may be another process's by now */
+	if (!read_proc(pid, "stat", text, PROC_FILE_MAX) || peer_parse_start_time(text) != start_time)
+		return -ESRCH;
+	return steal_fd(&fd);
+}
+
 void peer_deinit(Peer *peer) {
 	peer->pidfd = close_fd(peer->pidfd);
 	free(peer->groups);

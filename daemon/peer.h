@@ -44,6 +44,11 @@ struct Peer {
  */
 int peer_read(int fd, Peer *ret);
 void peer_deinit(Peer *peer);
+/*
+ * A pidfd of the process @pid if it is the one that began at @start_time (clock ticks since boot). Returns it, -ESRCH
+ * when that one is gone, -EBADF when the two do not say which one, or -errno. (pidfd_open Linux 5.3)
+ */
+int peer_open(pid_t pid, uint64_t start_time);
 
 /*
  * Says in which container a cgroup path is: "docker:0123456789ab" (also containerd, cri-o, podman), "pod:UID" below

@@ -147,14 +147,27 @@ static int take_object(Session *session, const WireRegister *request, RegisterFd
 	}
 }
 
-static Region *region_new(Session *session, const WireRegister *request, uint32_t uid) {
-	const WireRegisterEntry *entry = &request->entry;
-	Region *region = calloc(1, sizeof(*region) + entry->name_length + 1);
+static Region *region_alloc(Broker *broker, const char *name, size_t name_length) {
+	Region *region = calloc(1, sizeof(*region) + name_length + 1);
 
 	if (!region)
 		return NULL;
-	region->broker = session->broker;
+	region->broker = broker;
 	region->slot = UINT32_MAX;
+	region->name_length = name_length;
+	memcpy(region->name, name, name_length);
+	list_init(&region->maps);
+	list_init(&region->leases);
+	list_init(&region->waits);
+	return region;
+}
+
+static Region *region_new(Session *session, const WireRegister *request, uint32_t uid) {
+	const WireRegisterEntry *entry = &request->entry;
+	Region *region = region_alloc(session->broker, request->name, entry->name_length);
+
+	if (!region)
+		return NULL;
 	region->offset = entry->offset;
 	region->size = entry->size;
 	region->kind = entry->kind;
@@ -164,30 +177,28 @@ static Region *region_new(Session *session, const WireRegister *request, uint32_
 	region->owner_number = session->index;
 	region->identity = identity_ref(session->identity);
 	region->born_ns = loop_now(session->broker->loop);
-	region->name_length = entry->name_length;
-	memcpy(region->name, request->name, entry->name_length);
-	list_init(&region->maps);
-	list_init(&region->leases);
-	list_init(&region->waits);
 	return region;
 }
 
-static void region_link(Region *region, Session *session, const ObjectFds *checked, bool keep) {
+static void region_set_flags(Region *region, const ObjectFds *checked, bool keep) {
 	region->flags = region->object->flags | (keep ? WIRE_REGION_KEPT : 0);
 	if (!(region->access & WIRE_ACCESS_WRITE) && !checked->read_only_enforced)
 		region->flags |= WIRE_REGION_READ_ONLY_ADVISORY;
-	list_append(&region->object->regions, &region->object_link);
-	if (keep)
-		return;
-	region->owner = session;
-	list_append(&session->regions, &region->owner_link);
-	session->n_regions++;
-	session->n_bytes += region->size;
 }
 
-int region_register(Session *session, const WireRegister *request, RegisterFds *fds, Region **ret, char *why) {
+/* @owner NULL when it is kept */
+static void region_link(Region *region, Session *owner) {
+	list_append(&region->object->regions, &region->object_link);
+	if (!owner)
+		return;
+	region->owner = owner;
+	list_append(&owner->regions, &region->owner_link);
+	owner->n_regions++;
+	owner->n_bytes += region->size;
+}
+
+int region_prepare(Session *session, const WireRegister *request, RegisterFds *fds, Region **ret, char *why) {
 	Broker *broker = session->broker;
-	bool keep = request->entry.flags & WIRE_REGISTER_KEEP;
 	uint32_t uid = request->entry.principal == WIRE_ANY_UID ? session->peer.uid : request->entry.principal;
 	Region *region, *replaces = NULL;
 	ObjectFds checked;
@@ -220,16 +231,81 @@ int region_register(Session *session, const WireRegister *request, RegisterFds *
 		region_free(region);
 		return r;
 	}
+	region_set_flags(region, &checked, request->entry.flags & WIRE_REGISTER_KEEP);
+	*ret = region;
+	return 0;
+}
 
-	region_link(region, session, &checked, keep);
-	ledger_put_region(&broker->ledger, region);
+int region_commit(Region *region, Session *session, const WireRegister *request, uint64_t serial, uint32_t index,
+		  char *why) {
+	Broker *broker = region->broker;
+	Region *replaces;
+	int r;
+
+	r = check_name(session, request, region->owner_uid, &replaces, why);
+	if (r) {
+		region_free(region);
+		return r;
+	}
+	region_link(region, region->flags & WIRE_REGION_KEPT ? NULL : session);
+	ledger_put_region(&broker->ledger, region, session->id, serial, index);
 	registry_publish(&broker->registry, region, replaces);
 	if (replaces)
 		region_retire(replaces, WIRE_MODE_STRICT, NULL);
 	broker->stats.registrations++;
 	event_region(WIRE_EVENT_REGISTERED, region);
-	*ret = region;
 	return 0;
+}
+
+/* who registered a region whose session is over */
+static Identity *identity_of(const LedgerRegion *at) {
+	Peer peer = { .pid = (pid_t)at->owner_pid, .uid = at->owner_uid };
+
+	memcpy(peer.comm, at->comm, sizeof(at->comm));
+	return identity_new(&peer);
+}
+
+Region *region_restore(Broker *broker, uint32_t slot, Object *object, Session *owner, Account *account) {
+	const LedgerRegion *at = ledger_region(&broker->ledger, slot);
+	Region *region = region_alloc(broker, at->name, at->name_length);
+
+	if (!region)
+		return NULL;
+	region->identity = owner ? identity_ref(owner->identity) : identity_of(at);
+	if (!region->identity) {
+		free(region);
+		return NULL;
+	}
+	region->generation = at->generation;
+	region->offset = at->offset;
+	region->size = at->size;
+	region->kind = at->kind;
+	region->access = at->access;
+	region->flags = at->flags;
+	region->state = at->state;
+	region->owner_uid = at->owner_uid;
+	region->owner_session = at->owner_session;
+	region->owner_number = at->owner_number;
+	region->born_ns = at->born_ns;
+	if (object) {
+		region->object = object_ref(object);
+		region_link(region, owner);
+		account_take(&region->charge, account, ACCOUNT_REGIONS, 1);
+	}
+	return region;
+}
+
+void regions_find_asked(const Session *session, uint64_t serial, Region *ret_regions[WIRE_BATCH_MAX]) {
+	const Registry *registry = &session->broker->registry;
+
+	memset(ret_regions, 0, WIRE_BATCH_MAX * sizeof(ret_regions[0]));
+	for (uint32_t slot = 0; slot < registry->n_used; ++slot) {
+		const LedgerRegion *at = ledger_region(&session->broker->ledger, slot);
+
+		if (registry->regions[slot] && at->asked_session == session->id && at->asked_serial == serial &&
+		    at->asked_index < WIRE_BATCH_MAX)
+			ret_regions[at->asked_index] = registry->regions[slot];
+	}
 }
 
 Region *region_free(Region *region) {
@@ -241,8 +317,7 @@ Region *region_free(Region *region) {
 	loop_timer_unlink(&region->retire_timer);
 	if (region->slot != UINT32_MAX) {
 		/* before the slot can be used again */
-		if (region->object || region->state == WIRE_STATE_REVOKED)
-			ledger_drop_region(&broker->ledger, region);
+		ledger_drop_region(&broker->ledger, region);
 		registry_release(&broker->registry, region);
 	}
 	for (ListLink *link; (link = list_first(&region->maps));)

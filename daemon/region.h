@@ -4,7 +4,8 @@
 /*
  * Region: one registered window of a memory object.
  *
- * A region is made by region_register() when an owner's request has been validated, is ACTIVE until it is
+ * A region is made by region_prepare() when an owner's request has been validated, and published by region_commit()
+ * when its object is kept (object.h). From then on it is ACTIVE until it is
  * retired, and is gone once no lease counts on it; then it is freed. LAZY keeps the name and grants leases until
  * nobody holds one. REVOKED regions have lost their object at once, and keep their slot until every mapper's
  * page balances. The region owns a reference to its object and the charges that its owner's account pays.
@@ -63,10 +64,20 @@ typedef struct RegisterFds {
 } RegisterFds;
 
 /*
- * Registers one entry of a REGISTER message for @session. On success returns 0 and @ret; else a wire code with a
- * sentence in @why (WIRE_TEXT_MAX), or -errno.
+ * Validates one entry of a REGISTER message for @session and makes the region with its object and charges; nobody
+ * sees it yet. On success returns 0 and @ret; else a wire code with a sentence in @why (WIRE_TEXT_MAX), or -errno.
  */
-int region_register(Session *session, const WireRegister *request, RegisterFds *fds, Region **ret, char *why);
+int region_prepare(Session *session, const WireRegister *request, RegisterFds *fds, Region **ret, char *why);
+/*
+ * Commits and publishes it: entry @index of the message with @serial. The name may have been taken meanwhile by an
+ * earlier entry. Returns 0, or a wire code with a sentence in @why, and then the region is freed.
+ */
+int region_commit(Region *region, Session *session, const WireRegister *request, uint64_t serial, uint32_t index,
+		  char *why);
+/* A region of the ledger's record @slot: linked to its object and its owner, without maps and leases. NULL without memory. */
+Region *region_restore(Broker *broker, uint32_t slot, Object *object, Session *owner, Account *account);
+/* what the session asked for in an earlier REGISTER with @serial, by entry; NULL where there is nothing */
+void regions_find_asked(const Session *session, uint64_t serial, Region *ret_regions[WIRE_BATCH_MAX]);
 
 /* May @session use the region (access list)? May it retire it? */
 bool region_admits(const Region *region, const Session *session);

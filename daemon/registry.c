@@ -7,6 +7,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
+#include "kill-point.h"
 #include "region.h"
 #include "registry.h"
 #include "wire/compat.h"
@@ -37,6 +38,16 @@ static int registry_create_memory(Registry *registry) {
 	return 0;
 }
 
+static int registry_init_books(Registry *registry) {
+	registry->regions = calloc(registry->shape.capacity, sizeof(*registry->regions));
+	registry->free_slots = calloc(registry->shape.capacity, sizeof(*registry->free_slots));
+	registry->free_sessions = calloc(registry->shape.session_capacity, sizeof(*registry->free_sessions));
+	if (!registry->regions || !registry->free_slots || !registry->free_sessions ||
+	    !table_resize(&registry->names, 256))
+		return -ENOMEM;
+	return 0;
+}
+
 int registry_init(Registry *registry, uint32_t capacity, uint32_t session_capacity) {
 	uint64_t seed[2], epoch;
 	int r;
@@ -48,13 +59,8 @@ int registry_init(Registry *registry, uint32_t capacity, uint32_t session_capaci
 	epoch += !epoch;
 	layout_registry_init(&registry->shape, capacity, session_capacity, epoch, seed);
 
-	registry->regions = calloc(capacity, sizeof(*registry->regions));
-	registry->free_slots = calloc(capacity, sizeof(*registry->free_slots));
-	registry->free_sessions = calloc(session_capacity, sizeof(*registry->free_sessions));
-	if (!registry->regions || !registry->free_slots || !registry->free_sessions ||
-	    !table_resize(&registry->names, 256))
-		r = -ENOMEM;
-	else
+	r = registry_init_books(registry);
+	if (!r)
 		r = registry_create_memory(registry);
 	if (r) {
 		registry_deinit(registry);
@@ -66,9 +72,49 @@ int registry_init(Registry *registry, uint32_t capacity, uint32_t session_capaci
 	return 0;
 }
 
+int registry_open(Registry *registry, int fd, uint64_t generation, const char **ret_why) {
+	struct stat st;
+	void *map;
+	int r;
+
+	*registry = (Registry){ .fd = -EBADF, .read_only_fd = -EBADF };
+	*ret_why = NULL;
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if (st.st_size < LAYOUT_PAGE) {
+		*ret_why = "the registry is too short";
+		return -EINVAL;
+	}
+	map = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (map == MAP_FAILED)
+		return -errno;
+	if (layout_registry_check(map, (uint64_t)st.st_size)) {
+		*ret_why = "the registry's header is damaged, or of another version";
+		munmap(map, (size_t)st.st_size);
+		return -EINVAL;
+	}
+	registry->header = map;
+	memcpy(&registry->shape, map, sizeof(registry->shape));
+	registry->counter = generation & ((UINT64_C(1) << LAYOUT_COUNTER_BITS) - 1);
+	registry->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	registry->read_only_fd = registry->fd < 0 ? -EBADF : fd_reopen(fd, O_RDONLY);
+	if (registry->fd < 0)
+		r = -errno;
+	else if (registry->read_only_fd < 0)
+		r = registry->read_only_fd;
+	else
+		r = registry_init_books(registry);
+	if (r) {
+		registry->frozen = true;
+		registry_deinit(registry);
+	}
+	return r;
+}
+
 void registry_deinit(Registry *registry) {
 	if (registry->header) {
-		atomic_store(&registry->header->state, LAYOUT_CLOSED);
+		if (!registry->frozen)
+			atomic_store(&registry->header->state, LAYOUT_CLOSED);
 		munmap(registry->header, registry->shape.total_size);
 	}
 	registry->fd = close_fd(registry->fd);
@@ -184,6 +230,7 @@ static void index_remove(Registry *registry, uint32_t at) {
 static void registry_write_slot(Registry *registry, const Region *region) {
 	RegistrySlot *slot = registry_slot(registry, region->slot);
 
+	kill_point();
 	slot->size = region->size;
 	slot->offset = region->offset;
 	slot->name_length = (uint16_t)region->name_length;
@@ -192,8 +239,9 @@ static void registry_write_slot(Registry *registry, const Region *region) {
 	atomic_store_explicit(&slot->flags, region->flags, memory_order_relaxed);
 	memcpy(slot->name, region->name, region->name_length);
 	memset(slot->name + region->name_length, 0, sizeof(slot->name) - region->name_length);
-	slot->object = region->object->id;
-	slot->object_size = region->object->size;
+	kill_point();
+	slot->object = region->object ? region->object->id : 0;
+	slot->object_size = region->object ? region->object->size : 0;
 	slot->owner = region->owner_number;
 	slot->ready_index = 0;
 	slot->ready_object = 0;
@@ -219,9 +267,11 @@ void registry_publish(Registry *registry, Region *region, Region *replaces) {
 	(void)table_insert(&registry->names, &region->name_link, hash);
 	region->named = true;
 	region->state = WIRE_STATE_ACTIVE;
+	kill_point();
 	atomic_store_explicit(&registry_slot(registry, region->slot)->word,
 			      layout_word(region->generation, WIRE_STATE_ACTIVE), memory_order_release);
 
+	kill_point();
 	if (at != UINT32_MAX) {
 		atomic_store_explicit(&registry_index(registry)[at], index_entry(region), memory_order_release);
 	} else if (!index_insert(registry, region)) {
@@ -236,7 +286,10 @@ void registry_unname(Registry *registry, Region *region) {
 
 	if (!region->named)
 		return;
-	if (region->flags & WIRE_REGION_UNINDEXED) {
+	kill_point();
+	if (registry->frozen) {
+		/* the name stays for those who read, and for the next broker */
+	} else if (region->flags & WIRE_REGION_UNINDEXED) {
 		registry->n_unindexed--;
 	} else {
 		at = index_position(registry, region);
@@ -249,6 +302,7 @@ void registry_unname(Registry *registry, Region *region) {
 
 void registry_set_state(Registry *registry, Region *region, uint32_t state) {
 	region->state = state;
+	kill_point();
 	atomic_store(&registry_slot(registry, region->slot)->word, layout_word(region->generation, state));
 }
 
@@ -262,9 +316,10 @@ void registry_gone(Registry *registry) {
 
 void registry_release(Registry *registry, Region *region) {
 	/* a broker that stops retires nothing: consumers keep the generations that they have mapped */
-	bool is_open = atomic_load(&registry->header->state) == LAYOUT_OPEN;
+	bool is_open = !registry->frozen && atomic_load(&registry->header->state) == LAYOUT_OPEN;
 
 	registry_unname(registry, region);
+	kill_point();
 	if (is_open)
 		atomic_store(&registry_slot(registry, region->slot)->word, 0);
 	registry->regions[region->slot] = NULL;
@@ -283,10 +338,97 @@ uint32_t registry_session_reserve(Registry *registry) {
 }
 
 void registry_session_set(Registry *registry, uint32_t index, uint64_t session) {
+	if (registry->frozen)
+		return;
+	kill_point();
 	atomic_store(&registry_sessions(registry)[index], session);
 }
 
 void registry_session_release(Registry *registry, uint32_t index) {
 	registry_session_set(registry, index, 0);
 	registry->free_sessions[registry->n_free_sessions++] = index;
+}
+
+/* ---- recovery ---- */
+
+static bool slot_is_right(const RegistrySlot *slot, const Region *region) {
+	return atomic_load(&slot->word) == layout_word(region->generation, region->state) &&
+	       slot->size == region->size && slot->offset == region->offset &&
+	       slot->name_length == region->name_length && slot->kind == region->kind &&
+	       slot->access == region->access && !memcmp(slot->name, region->name, region->name_length) &&
+	       (!region->object ||
+		(slot->object == region->object->id && slot->object_size >= region->offset + region->size));
+}
+
+bool registry_restore(Registry *registry, Region *region, bool has_name) {
+	RegistrySlot *slot = registry_slot(registry, region->slot);
+	uint64_t hash = wire_name_hash(registry->shape.hash_seed, region->name, region->name_length);
+	bool mended = !slot_is_right(slot, region);
+
+	registry->regions[region->slot] = region;
+	registry->n_regions++;
+	if (region->slot >= registry->n_used)
+		registry->n_used = region->slot + 1;
+	if (mended) {
+		atomic_store(&slot->word, 0);
+		registry_write_slot(registry, region);
+		atomic_store(&slot->word, layout_word(region->generation, region->state));
+		registry_gone(registry);
+	}
+	/* what else is said of it may have changed while nobody wrote it down */
+	atomic_store(&slot->flags, region->flags & ~(uint32_t)WIRE_REGION_UNINDEXED);
+	region->flags &= ~(uint32_t)WIRE_REGION_UNINDEXED;
+	region->name_link.hash = hash;
+	if (!has_name)
+		return mended;
+	(void)table_insert(&registry->names, &region->name_link, hash);
+	region->named = true;
+	if (index_position(registry, region) != UINT32_MAX)
+		return mended;
+	if (!index_insert(registry, region)) {
+		registry->n_unindexed++;
+		region->flags |= WIRE_REGION_UNINDEXED;
+		registry_set_flags(registry, region);
+		return mended;
+	}
+	return true;
+}
+
+/* an entry of the index that leads to no region with that name */
+static bool index_is_stray(const Registry *registry, uint64_t entry) {
+	uint32_t slot = (uint32_t)entry - 1;
+	const Region *region;
+
+	if (!entry || entry == LAYOUT_TOMBSTONE)
+		return false;
+	region = slot < registry->shape.capacity ? registry->regions[slot] : NULL;
+	return !region || !region->named || index_entry(region) != entry;
+}
+
+uint32_t registry_settle(Registry *registry, uint32_t n_slots, const RegistrySessions *sessions) {
+	uint32_t n_cleared = 0;
+
+	for (uint32_t at = 0; at < registry->shape.index_size; ++at)
+		if (index_is_stray(registry, atomic_load(&registry_index(registry)[at])))
+			atomic_store(&registry_index(registry)[at], LAYOUT_TOMBSTONE);
+	for (uint32_t slot = 0; slot < n_slots; ++slot) {
+		if (registry->regions[slot] || !atomic_load(&registry_slot(registry, slot)->word))
+			continue;
+		atomic_store(&registry_slot(registry, slot)->word, 0);
+		n_cleared++;
+	}
+	for (uint32_t slot = registry->n_used; slot > 0; --slot)
+		if (!registry->regions[slot - 1])
+			registry->free_slots[registry->n_free++] = slot - 1;
+	for (uint32_t index = registry->shape.session_capacity; index > 0; --index) {
+		if (atomic_load(&registry_sessions(registry)[index - 1]) != sessions->words[index - 1])
+			atomic_store(&registry_sessions(registry)[index - 1], sessions->words[index - 1]);
+		if (sessions->used[index - 1] && registry->n_used_sessions < index)
+			registry->n_used_sessions = index;
+		else if (!sessions->used[index - 1] && index < registry->n_used_sessions)
+			registry->free_sessions[registry->n_free_sessions++] = index - 1;
+	}
+	if (n_cleared)
+		registry_gone(registry);
+	return n_cleared;
 }

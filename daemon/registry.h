@@ -21,6 +21,7 @@ enum {
 };
 
 struct Registry {
+	bool frozen;	  /* the broker stops and leaves everything as it is */
 	int fd;		  /* read-write, the broker's */
 	int read_only_fd; /* what consumers get */
 	RegistryHeader *header;
@@ -40,6 +41,24 @@ struct Registry {
 
 /* Creates the memfd. @uid's mode 0400 inode and the O_RDONLY fd keep consumers from writing. 0 or -errno. */
 int registry_init(Registry *registry, uint32_t capacity, uint32_t session_capacity);
+/*
+ * Takes over one that another process made, whose header is checked against the file. Borrows @fd and duplicates it.
+ * Its generations go on from @generation. Returns 0, -EINVAL with a sentence in @ret_why (static) when it is none of
+ * ours, or -errno.
+ */
+int registry_open(Registry *registry, int fd, uint64_t generation, const char **ret_why);
+/* Puts a region back into its slot, under its name if it still has one, and mends what the memory says otherwise. Returns true if something had to be mended. */
+bool registry_restore(Registry *registry, Region *region, bool has_name);
+/* what the session table is to be: its words, and which entries belong to a session, be it a detached one */
+typedef struct RegistrySessions {
+	uint64_t *words;
+	bool *used;
+} RegistrySessions;
+/*
+ * When all have been put back: clears those of the first @n_slots slots and those names of which nothing is known.
+ * Returns how many slots had to be cleared.
+ */
+uint32_t registry_settle(Registry *registry, uint32_t n_slots, const RegistrySessions *sessions);
 void registry_deinit(Registry *registry);
 
 /* Finds the region that holds @name now, or NULL. */

@@ -9,6 +9,7 @@
 #include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include "broker.h"
 #include "dispatch.h"
@@ -36,7 +37,7 @@ Identity *identity_unref(Identity *identity) {
 	return NULL;
 }
 
-static Identity *identity_new(const Peer *peer) {
+Identity *identity_new(const Peer *peer) {
 	size_t length = strlen(peer->container);
 	Identity *identity = calloc(1, sizeof(*identity) + length + 1);
 
@@ -71,7 +72,7 @@ void session_send(Session *session, const void *message, size_t size, int *fds, 
 	const Config *config = session->broker->config;
 	int r;
 
-	if (session->dying || session->state == SESSION_DETACHED || !size)
+	if (session->dying || session->state == SESSION_DETACHED || session->state == SESSION_AWAY || !size)
 		return;
 	if (session->conn.out_messages >= config->unread_messages ||
 	    session->conn.out_bytes + size > config->unread_bytes) {
@@ -119,11 +120,42 @@ static void session_set_may_pass_fds(Session *session, bool may) {
 }
 
 void session_reload(Session *session) {
+	/* its groups are not known before it comes back */
+	if (session->state == SESSION_AWAY)
+		return;
 	policy_roles(session->broker, &session->peer, &session->allowed_roles, &session->rights);
 	session->roles &= session->allowed_roles;
+	if (session->id && session->index != UINT32_MAX)
+		ledger_update_session(&session->broker->ledger, session);
 	if (session->state != SESSION_OPEN)
 		return;
 	session_set_may_pass_fds(session, session->roles & WIRE_ROLE_OWNER);
+}
+
+int session_open(Session *session, uint32_t roles, bool accept_unsealed) {
+	Broker *broker = session->broker;
+	KeeperEntry *entry = &session->parked_pidfd;
+	int r;
+
+	if (session->peer.pidfd >= 0) {
+		*entry = (KeeperEntry){
+			.id = session->id,
+			.kind = KEEPER_PIDFD,
+			.fds = { session->peer.pidfd, -EBADF },
+			.n_fds = 1,
+		};
+		r = keeper_park(&broker->keeper, &entry, 1);
+		if (r)
+			return r;
+	}
+	session->roles = roles;
+	session->accept_unsealed = accept_unsealed;
+	session->state = SESSION_OPEN;
+	loop_timer_unlink(&session->hello_timer);
+	session_reload(session);
+	ledger_put_session(&broker->ledger, session);
+	registry_session_set(&broker->registry, session->index, session->id);
+	return 0;
 }
 
 /* marks it for the end of the turn; until then nothing of it is freed, whoever walks over its lists */
@@ -135,6 +167,8 @@ static void session_die(Session *session) {
 	list_append(&session->broker->dying, &session->link);
 	loop_conn_unlink(&session->conn);
 	loop_timer_unlink(&session->hello_timer);
+	if (session->state == SESSION_AWAY)
+		table_remove(&session->broker->away, &session->away_link);
 }
 
 void session_end(Session *session) {
@@ -150,7 +184,7 @@ void session_disconnect(Session *session, uint32_t code, const char *why) {
 		return;
 	session->broker->stats.disconnects++;
 	session_log(session, LOG_PEER_DISCONNECTED, "disconnected: %s", why);
-	if (code && !session->conn.out_messages) {
+	if (code && session->conn.loop && !session->conn.out_messages) {
 		size = wire_write_error(buffer, WIRE_OP_HELLO, 0, code, why);
 		(void)fd_send(session->conn.fd, buffer, size, NULL, 0, MSG_DONTWAIT);
 	}
@@ -162,6 +196,7 @@ static void on_end(LoopConn *conn, int reason, int error) {
 
 	(void)reason;
 	(void)error;
+	ledger_end_session(&session->broker->ledger, session);
 	session_end(session);
 }
 
@@ -244,6 +279,9 @@ static Session *session_free(Session *session) {
 	loop_poll_unlink(&session->pidfd_poll);
 	loop_timer_unlink(&session->hello_timer);
 	page_deinit(&session->page, broker, session->peer.uid);
+	/* it is closed with the peer */
+	session->parked_pidfd.n_fds = 0;
+	keeper_drop(&broker->keeper, &session->parked_pidfd, session->peer.uid, 0);
 	if (session->index != UINT32_MAX) {
 		ledger_drop_session(&broker->ledger, session);
 		registry_session_release(&broker->registry, session->index);
@@ -283,6 +321,7 @@ static bool session_detach(Session *session) {
 	/* acquire reads this word after it has counted; the scan's barrier orders the two */
 	registry_session_set(&broker->registry, session->index, 0);
 	session->state = SESSION_DETACHED;
+	ledger_update_session(&broker->ledger, session);
 	session->dying = false;
 	list_remove(&session->link);
 	sessions_insert(session);
@@ -310,7 +349,7 @@ static bool session_holds_leases(const Session *session) {
 
 static void session_bury(Session *session) {
 	Broker *broker = session->broker;
-	bool was_open = session->state == SESSION_OPEN;
+	bool was_open = session->state == SESSION_OPEN || session->state == SESSION_AWAY;
 
 	if (was_open) {
 		broker->stats.consumer_deaths += session_holds_leases(session);
@@ -331,14 +370,25 @@ void sessions_turn(Broker *broker) {
 		session_bury(container_of(link, Session, link));
 }
 
+/* nothing but its page can tell that the process is gone */
+static bool only_page_tells(const Session *session) {
+	return session->state == SESSION_DETACHED ||
+	       (session->state == SESSION_AWAY && session->peer.pidfd < 0 && session->attached);
+}
+
 void sessions_check_detached(Broker *broker) {
+	bool again = false;
+
 	list_for_each (link, &broker->sessions) {
 		Session *session = container_of(link, Session, link);
 
-		if (session->state == SESSION_DETACHED && page_is_unmapped(&session->page))
+		if (!only_page_tells(session))
+			continue;
+		again = true;
+		if (page_is_unmapped(&session->page))
 			session_end(session);
 	}
-	if (broker->n_detached)
+	if (again)
 		loop_timer_set(broker->loop, &broker->detached_timer, loop_now(broker->loop) + DETACHED_CHECK_NS);
 }
 
@@ -401,25 +451,34 @@ static int session_link(Session *session, int fd) {
 	return 0;
 }
 
-static Session *session_new(Broker *broker, Peer *peer) {
+static Session *session_alloc(Broker *broker) {
 	Session *session = calloc(1, sizeof(*session));
 
 	if (!session)
 		return NULL;
 	session->broker = broker;
-	session->state = SESSION_NEW;
-	session->peer = *peer;
-	*peer = (Peer){ .pidfd = -EBADF };
+	session->peer.pidfd = -EBADF;
 	session->conn.fd = -EBADF;
 	session->page.fd = -EBADF;
 	session->index = UINT32_MAX;
-	session->born_ns = loop_now(broker->loop);
 	list_init(&session->regions);
 	list_init(&session->maps);
 	list_init(&session->leases);
 	list_init(&session->waits);
 	list_append(&broker->sessions, &session->link);
 	broker->n_sessions++;
+	return session;
+}
+
+static Session *session_new(Broker *broker, Peer *peer) {
+	Session *session = session_alloc(broker);
+
+	if (!session)
+		return NULL;
+	session->state = SESSION_NEW;
+	session->peer = *peer;
+	*peer = (Peer){ .pidfd = -EBADF };
+	session->born_ns = loop_now(broker->loop);
 	policy_roles(broker, &session->peer, &session->allowed_roles, &session->rights);
 	return session;
 }
@@ -470,4 +529,130 @@ int session_accept(Broker *broker, int accepted, uint32_t listener) {
 		return r > 0 ? 0 : r;
 	}
 	return 0;
+}
+
+/* ---- after a restart ---- */
+
+static void session_restore_peer(Session *session, const LedgerSession *at) {
+	session->peer.pid = (pid_t)at->pid;
+	session->peer.uid = at->uid;
+	session->peer.gid = at->gid;
+	session->peer.start_time = at->start_time;
+	session->peer.overflow_uid = at->flags & LEDGER_SESSION_OVERFLOW_UID;
+	memcpy(session->peer.comm, at->comm, sizeof(at->comm));
+	memcpy(session->peer.container, at->container, sizeof(at->container) - 1);
+}
+
+Session *session_restore(Broker *broker, uint32_t index) {
+	const LedgerSession *at = ledger_session(&broker->ledger, index);
+	Session *session = session_alloc(broker);
+
+	if (!session)
+		return NULL;
+	session->id = at->id;
+	session->index = index;
+	session->state = at->flags & LEDGER_SESSION_DETACHED ? SESSION_DETACHED : SESSION_AWAY;
+	session->listener = at->listener;
+	session->allowed_roles = session->roles = at->roles;
+	session->rights = at->rights;
+	session->accept_unsealed = at->flags & LEDGER_SESSION_ACCEPTS_UNSEALED;
+	session->born_ns = at->born_ns;
+	memcpy(session->token, at->token, sizeof(session->token));
+	session_restore_peer(session, at);
+	session->account = account_get(&broker->accounts, at->uid);
+	session->identity = identity_new(&session->peer);
+	if (!session->account || !session->identity ||
+	    (session->state == SESSION_AWAY &&
+	     !table_insert(&broker->away, &session->away_link, table_hash(session->id)))) {
+		session->index = UINT32_MAX;
+		return session_free(session);
+	}
+	account_take(&session->charge_session, session->account, ACCOUNT_SESSIONS, 1);
+	account_take(&session->charge_fds, session->account, ACCOUNT_FDS, CONNECTION_FDS);
+	if (at->event_mask)
+		event_subscribe(session, at->event_mask);
+	if (session->state == SESSION_DETACHED)
+		broker->n_detached++;
+	/* its connection, which was up, is over: the last broker did not get to the end of it */
+	if (at->flags & LEDGER_SESSION_ENDING && session->state == SESSION_AWAY)
+		session_end(session);
+	return session;
+}
+
+int session_set_pidfd(Session *session, int pidfd) {
+	KeeperEntry *entry = &session->parked_pidfd;
+	bool is_parked = pidfd >= 0;
+	int r;
+
+	if (!is_parked)
+		pidfd = peer_open(session->peer.pid, session->peer.start_time);
+	if (pidfd == -ESRCH)
+		session_end(session);
+	if (pidfd < 0)
+		return 0;
+	session->peer.pidfd = pidfd;
+	session->pidfd_poll.fd = pidfd;
+	session->pidfd_poll.on_ready = on_pidfd;
+	*entry = (KeeperEntry){ .id = session->id, .kind = KEEPER_PIDFD, .fds = { pidfd, -EBADF }, .n_fds = 1 };
+	r = loop_poll_link(session->broker->loop, &session->pidfd_poll);
+	if (r || is_parked)
+		return r;
+	return keeper_park(&session->broker->keeper, &entry, 1);
+}
+
+Session *session_find_away(Broker *broker, uint64_t id) {
+	table_for_each(link, &broker->away, table_hash(id)) {
+		Session *session = container_of(link, Session, away_link);
+
+		if (session->id == id && !session->dying)
+			return session;
+	}
+	return NULL;
+}
+
+static uint64_t pidfd_inode(const Peer *peer) {
+	struct stat st;
+
+	return peer->pidfd >= 0 && !fstat(peer->pidfd, &st) ? st.st_ino : 0;
+}
+
+bool session_is_same(const Session *session, const Session *newcomer) {
+	/* before Linux 6.9 all pidfds have one inode: pid and start time tell then */
+	return session->listener == newcomer->listener && session->peer.uid == newcomer->peer.uid &&
+	       session->peer.pid == newcomer->peer.pid && session->peer.start_time == newcomer->peer.start_time &&
+	       (session->peer.pidfd < 0 || newcomer->peer.pidfd < 0 ||
+		pidfd_inode(&session->peer) == pidfd_inode(&newcomer->peer));
+}
+
+/* what was read at its new connection is newer, and has the groups */
+static void peer_refresh(Peer *peer, Peer *newer) {
+	Peer old = *peer;
+
+	*peer = *newer;
+	*newer = old;
+	newer->pidfd = peer->pidfd;
+	newer->pidfd_by_pid = peer->pidfd_by_pid;
+	peer->pidfd = old.pidfd;
+	peer->pidfd_by_pid = old.pidfd_by_pid;
+}
+
+void session_resume(Session *session, Session *newcomer) {
+	Broker *broker = session->broker;
+
+	table_remove(&broker->away, &session->away_link);
+	session->state = SESSION_OPEN;
+	loop_conn_move(&session->conn, &newcomer->conn);
+	session->may_pass_fds = newcomer->may_pass_fds;
+	/* the newcomer's poll is on its own pidfd */
+	peer_refresh(&session->peer, &newcomer->peer);
+	session_end(newcomer);
+	session_reload(session);
+	/* notices that it sent to a broker that was no more */
+	list_for_each (link, &session->maps)
+		region_rescan(container_of(link, Map, session_link)->region);
+	/* events that it may have missed */
+	if (session->event_mask && !session->events_lost)
+		session->events_lost = 1;
+	if (session->events_lost && !list_is_linked(&session->lost_link))
+		list_append(&broker->lost, &session->lost_link);
 }

@@ -9,6 +9,9 @@
  * (malformed message, unread replies, retire timeout) while the process lives, it is first DETACHED: marked so in
  * the registry's session table, where acquire looks; its lease page counts until the process has unmapped it or
  * is gone. Time alone never ends a session that was opened.
+ *
+ * A session that an earlier broker left in the ledger is AWAY until its process shows its token (session_resume());
+ * everything it has stays meanwhile.
  */
 
 #include "account.h"
@@ -28,6 +31,7 @@ typedef struct Wait Wait;
 enum {
 	SESSION_NEW, /* no HELLO yet */
 	SESSION_OPEN,
+	SESSION_AWAY,	  /* the broker was restarted, and it has not yet come back */
 	SESSION_DETACHED, /* no connection any more, but its page may count */
 };
 
@@ -45,6 +49,8 @@ struct Session {
 	int state;
 	LoopConn conn;
 	LoopPoll pidfd_poll;
+	KeeperEntry parked_pidfd;
+	TableLink away_link; /* in Broker.away while it is */
 	LoopTimer hello_timer;
 	Peer peer;
 	Identity *identity;
@@ -85,6 +91,11 @@ struct Session {
 /* Takes a connection that came in at listener number @listener. Consumes @fd. Returns 0 (also when the peer was turned away), or -errno. */
 int session_accept(Broker *broker, int fd, uint32_t listener);
 /*
+ * HELLO: it gets what belongs to a session, in a ledger that may outlive the broker. Returns 0, or -errno of
+ * keeper_park().
+ */
+int session_open(Session *session, uint32_t roles, bool accept_unsealed);
+/*
  * The broker ends the session: @why is logged; an ERROR message with @code is tried if @code is not 0. The object
  * stays valid until the end of the turn.
  */
@@ -93,7 +104,17 @@ void session_disconnect(Session *session, uint32_t code, const char *why);
 void session_end(Session *session);
 /* end of turn: frees what died in it, tells slow subscribers what they missed */
 void sessions_turn(Broker *broker);
-/* frees detached sessions whose page is unmapped */
+/* One that the ledger has at @index: AWAY, or DETACHED, or about to end. Without its fds. NULL without memory. */
+Session *session_restore(Broker *broker, uint32_t index);
+/* its pidfd, consumed; without one it is looked for by pid and start time. Returns 0 or -errno. */
+int session_set_pidfd(Session *session, int pidfd);
+/* the session that is AWAY with that id, or NULL */
+Session *session_find_away(Broker *broker, uint64_t id);
+/* is @newcomer the process that opened @session, through the same listener? */
+bool session_is_same(const Session *session, const Session *newcomer);
+/* @session goes on with the connection of @newcomer, which ends */
+void session_resume(Session *session, Session *newcomer);
+/* frees detached sessions whose page is unmapped, and those that are away which nothing else can tell the end of */
 void sessions_check_detached(Broker *broker);
 /* frees every session without retiring anything: the broker stops */
 void sessions_abandon(Broker *broker);
@@ -115,5 +136,7 @@ bool session_sees(const Session *session, uint32_t uid);
 void session_log(const Session *session, LogId id, const char *format, ...)
 	__attribute__((__format__(__printf__, 3, 4)));
 
+/* NULL without memory */
+Identity *identity_new(const Peer *peer);
 Identity *identity_ref(Identity *identity);
 Identity *identity_unref(Identity *identity);

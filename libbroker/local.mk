@@ -38,7 +38,8 @@ client_sources = \
 	libbroker/client/map.c \
 	libbroker/client/map.h \
 	libbroker/client/message.c \
-	libbroker/client/region.c
+	libbroker/client/region.c \
+	libbroker/client/resume.c
 libclient_la_SOURCES = $(client_sources)
 libclient_la_LIBADD = libwire.la
 

@@ -148,12 +148,23 @@ struct shmb_client_info {
 int shmb_client_get_info(struct shmb_client *client, struct shmb_client_info *ret);
 
 /*
- * For the caller's own loop: the fd is readable when shmb_client_process() has something to do. It must be
- * called then (any thread) so that events are delivered and memory of regions that are gone is unmapped.
- * Returns 0, -ECONNRESET when the broker hung up, SHMB_E_FORKED.
+ * For the caller's own loop: the fd, the same as long as the client lives and owned by it, is readable when
+ * shmb_client_process() has something to do. It must be called then (any thread) so that events are delivered, memory
+ * of regions that are gone is unmapped, and a broker that was started anew is found again. It is an epoll fd, made at
+ * the first call: -EMFILE, -ENOMEM, ... when it cannot be made, -EBADF in a forked child.
  */
 int shmb_client_get_fd(struct shmb_client *client);
+/*
+ * Never waits. Returns 0, also while the broker is away; -ECONNRESET when it has ended and cannot resume sessions;
+ * SHMB_E_DETACHED when it does not know this session any more; SHMB_E_FORKED.
+ */
 int shmb_client_process(struct shmb_client *client);
+/*
+ * How long calls wait for a broker that has ended, in ms: 30,000 at first, -1 for ever, 0 for one try. Then they
+ * return SHMB_E_AGAIN, and the next call tries again; what a call had asked for may have been done.
+ * Returns 0, SHMB_E_INVALID, SHMB_E_FORKED.
+ */
+int shmb_client_set_resume_timeout(struct shmb_client *client, int timeout_ms);
 /* one round trip; @ret_ns how long it took, may be NULL */
 int shmb_client_ping(struct shmb_client *client, uint64_t *ret_ns);
 
@@ -263,7 +274,7 @@ struct shmb_lease {
  * and maps; from then on there is no system call. Any thread.
  * Returns 0; SHMB_E_NOT_FOUND, SHMB_E_OUT_OF_BOUNDS, SHMB_E_ACCESS, SHMB_E_PERMISSION, SHMB_E_NO_READ_ONLY_FD,
  * SHMB_E_UNSEALED (say SHMB_ACCEPT_UNSEALED or SHMB_COPY), SHMB_E_RETIRING, SHMB_E_REVOKED, SHMB_E_QUOTA,
- * SHMB_E_DETACHED, SHMB_E_FORKED; -ENOMEM, -ECONNRESET.
+ * SHMB_E_DETACHED, SHMB_E_AGAIN (the broker is away and the region is not mapped), SHMB_E_FORKED; -ENOMEM, -ECONNRESET.
  */
 int shmb_client_get_memory_info(struct shmb_client *client, const char *name, uint64_t offset, uint64_t size,
 				uint32_t access, struct shmb_lease *ret);
@@ -355,7 +366,8 @@ struct shmb_status_iter *shmb_status_iter_free(struct shmb_status_iter *iter);
 struct shmb_client_status {
 	const char *container;
 	uint64_t session, age_ns, bytes;
-	uint32_t pid, uid, gid, roles, rights, regions, maps, leases, unread, flags; /* flags: 1 attached, 2 detached */
+	uint32_t pid, uid, gid, roles, rights, regions, maps, leases, unread,
+		flags; /* flags: 1 attached, 2 detached, 4 away */
 	char comm[17];
 };
 /* Calls @each for every session that this user may see; a result that is not 0 ends it and is returned. */

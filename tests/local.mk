@@ -38,6 +38,7 @@ system_files = \
 	tests/system/test_regions.py \
 	tests/system/test_rights.py \
 	tests/system/test_scale.py \
+	tests/system/test_supervise.py \
 	tests/system/test_systemd.py
 EXTRA_DIST += $(system_files)
 
@@ -77,6 +78,7 @@ unit_tests = \
 	tests/unit/test-account \
 	tests/unit/test-barrier \
 	tests/unit/test-client-lease \
+	tests/unit/test-client-resume \
 	tests/unit/test-client \
 	tests/unit/test-closer \
 	tests/unit/test-codec \
@@ -87,14 +89,13 @@ unit_tests = \
 	tests/unit/test-loop-sources \
 	tests/unit/test-loop \
 	tests/unit/test-name \
+	tests/unit/test-notify \
 	tests/unit/test-object \
 	tests/unit/test-peer \
 	tests/unit/test-protocol \
 	tests/unit/test-registry \
+	tests/unit/test-supervise \
 	tests/fuzz/fuzz-codec
-if WITH_SYSTEMD
-unit_tests += tests/unit/test-notify
-endif
 check_PROGRAMS += $(unit_tests)
 TESTS += $(unit_tests)
 endif
@@ -110,8 +111,16 @@ check_PROGRAMS += tests/unit/wire-tables
 
 AM_CPPFLAGS += $(CMOCKA_CFLAGS)
 LDADD = libdaemon.la $(CMOCKA_LIBS)
+if WITH_SYSTEMD
+manager_flags = -DWITH_MANAGER=1
+else
+manager_flags = -DWITH_MANAGER=0
+endif
+tests_unit_test_notify_CPPFLAGS = $(AM_CPPFLAGS) $(manager_flags)
+tests_unit_test_supervise_CPPFLAGS = $(AM_CPPFLAGS) $(manager_flags)
 tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
+tests_unit_test_client_resume_LDADD = libclient.la $(CMOCKA_LIBS)
 
 # the demonstration: uses what an installed library offers, nothing else
 tests_demo_owner_SOURCES = tests/demo/owner.c tests/demo/frame.h

@@ -22,7 +22,8 @@ enum {
 
 static inline bool session_holds(const struct shmb_client *client, const RegistryHeader *registry) {
 	return atomic_load_explicit(&registry->state, memory_order_acquire) == LAYOUT_OPEN &&
-	       atomic_load_explicit(client->session_word, memory_order_acquire) == client->session;
+	       atomic_load_explicit(atomic_load_explicit(&client->session_word, memory_order_relaxed),
+				    memory_order_acquire) == client->session;
 }
 
 /* whether a lease on what is mapped can be had; what is not 0 is for the slow path to settle */

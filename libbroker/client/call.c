@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -28,16 +29,22 @@ WireReader call_body(const Call *call) {
 	return wire_reader_body(call->message, call->size);
 }
 
-/* the connection is over: nobody gets an answer any more */
-static void client_break(struct shmb_client *client, int error) {
+void client_finish_call(struct shmb_client *client, Call *call, int result) {
+	Call **at = &client->calls;
+
+	while (*at != call)
+		at = &(*at)->next;
+	*at = call->next;
+	client->n_calls--;
+	call->result = result;
+	call->done = true;
+}
+
+void client_break(struct shmb_client *client, int error) {
 	if (!client->broken)
 		client->broken = error;
-	for (Call *call = client->calls; call; call = call->next) {
-		call->result = client->broken;
-		call->done = true;
-	}
-	client->calls = NULL;
-	client->n_calls = 0;
+	while (client->calls)
+		client_finish_call(client, client->calls, client->broken);
 	pthread_cond_broadcast(&client->io_changed);
 }
 
@@ -86,32 +93,52 @@ static int reply_result(const uint8_t *message, size_t size, const WireHeader *h
 
 static void client_take_reply(struct shmb_client *client, const WireHeader *header, int *fds,
 			      const FdMessage *received) {
-	Call **at = &client->calls;
-	Call *call;
+	Call *call = client->calls;
 
-	while (*at && (*at)->serial != header->serial)
-		at = &(*at)->next;
+	while (call && call->serial != header->serial)
+		call = call->next;
 	/* a refusal before HELLO was read has no serial: it is for whoever waits */
-	if (!*at && !header->serial && header->flags & WIRE_FLAG_ERROR)
-		at = &client->calls;
-	call = *at;
+	if (!call && !header->serial && header->flags & WIRE_FLAG_ERROR)
+		call = client->calls;
 	if (!call)
 		return;
-	*at = call->next;
-	client->n_calls--;
 	call->message = malloc(received->size);
-	if (call->message) {
-		memcpy(call->message, client->receive, received->size);
-		call->size = received->size;
-		call->result = received->fds_lost ? -EMFILE : reply_result(call->message, call->size, header);
-		memcpy(call->fds, fds, received->n_fds * sizeof(*fds));
-		call->n_fds = received->n_fds;
-		for (size_t i = 0; i < received->n_fds; ++i)
-			fds[i] = -EBADF;
-	} else {
-		call->result = -ENOMEM;
+	if (!call->message) {
+		client_finish_call(client, call, -ENOMEM);
+		return;
 	}
-	call->done = true;
+	memcpy(call->message, client->receive, received->size);
+	call->size = received->size;
+	memcpy(call->fds, fds, received->n_fds * sizeof(*fds));
+	call->n_fds = received->n_fds;
+	for (size_t i = 0; i < received->n_fds; ++i)
+		fds[i] = -EBADF;
+	client_finish_call(client, call,
+			   received->fds_lost ? -EMFILE : reply_result(call->message, call->size, header));
+}
+
+void client_take_message(struct shmb_client *client, int *fds, FdMessage *received) {
+	WireHeader header;
+
+	client->n_received++;
+	client->resume.heard = true;
+	if (received->truncated || wire_header_read(client->receive, received->size, &header))
+		client_break(client, -EPROTO);
+	else if (header.flags & WIRE_FLAG_EVENT)
+		client_take_event(client, client->receive, received->size);
+	else
+		client_take_reply(client, &header, fds, received);
+	for (size_t i = 0; i < received->n_fds; ++i)
+		(void)close_fd(fds[i]);
+}
+
+int client_receive_now(struct shmb_client *client, int fd, int *fds, FdMessage *ret) {
+	int r = fd_receive(fd, client->receive, WIRE_MESSAGE_MAX, MSG_DONTWAIT, fds, ret);
+
+	/* said once, before what came earlier: a peer that ended with something unread may have answered before */
+	if (r == -ECONNRESET)
+		r = fd_receive(fd, client->receive, WIRE_MESSAGE_MAX, MSG_DONTWAIT, fds, ret);
+	return !r && !ret->size ? -ECONNRESET : r;
 }
 
 /* receives one message as the reader; io_lock is not held */
@@ -120,9 +147,9 @@ static int client_receive(struct shmb_client *client, int timeout, int *fds, FdM
 	int r;
 
 	for (;;) {
-		r = fd_receive(client->fd, client->receive, WIRE_MESSAGE_MAX, MSG_DONTWAIT, fds, ret);
+		r = client_receive_now(client, client->fd, fds, ret);
 		if (r != -EAGAIN)
-			return !r && !ret->size ? -ECONNRESET : r;
+			return r;
 		r = poll(&poll_fd, 1, timeout);
 		if (!r)
 			return -ETIMEDOUT;
@@ -135,7 +162,6 @@ static int client_receive(struct shmb_client *client, int timeout, int *fds, FdM
 static int client_read_locked(struct shmb_client *client, int timeout) {
 	int fds[WIRE_FDS_ROOM];
 	FdMessage received = {};
-	WireHeader header;
 	int r;
 
 	client->reading = true;
@@ -144,45 +170,58 @@ static int client_read_locked(struct shmb_client *client, int timeout) {
 	pthread_mutex_lock(&client->io_lock);
 	client->reading = false;
 
-	if (r == -ETIMEDOUT) {
-		pthread_cond_broadcast(&client->io_changed);
-		return r;
-	}
-	if (r) {
+	if (!r)
+		client_take_message(client, fds, &received);
+	else if (r == -ECONNRESET && client->resume.possible)
+		resume_lost(client);
+	else if (r != -ETIMEDOUT)
 		client_break(client, r);
-	} else if (received.truncated || wire_header_read(client->receive, received.size, &header)) {
-		client_break(client, -EPROTO);
-	} else if (header.flags & WIRE_FLAG_EVENT) {
-		client_take_event(client, client->receive, received.size);
-	} else {
-		client_take_reply(client, &header, fds, &received);
-	}
-	for (size_t i = 0; i < received.n_fds; ++i)
-		(void)close_fd(fds[i]);
 	pthread_cond_broadcast(&client->io_changed);
-	return 0;
+	return r == -ETIMEDOUT ? r : 0;
+}
+
+void client_wait_changed(struct shmb_client *client, int64_t deadline) {
+	struct timespec until = { .tv_sec = deadline / 1000, .tv_nsec = deadline % 1000 * 1000000 };
+
+	if (deadline == DEADLINE_NONE)
+		pthread_cond_wait(&client->io_changed, &client->io_lock);
+	else
+		pthread_cond_timedwait(&client->io_changed, &client->io_lock, &until);
+}
+
+/* what a call does that needs something from the connection: reads, or waits for the thread that does */
+static void client_turn(struct shmb_client *client) {
+	if (client->reading)
+		client_wait_changed(client, DEADLINE_NONE);
+	else
+		(void)client_read_locked(client, -1);
+}
+
+/* io_lock is held, and the client is away */
+static int client_read_away(struct shmb_client *client, int timeout) {
+	int64_t until = timeout < 0 ? DEADLINE_NONE : timeout ? client_now() + timeout : 0;
+	int64_t deadline = resume_deadline(client);
+	int r;
+
+	r = resume_await(client, until < deadline ? until : deadline);
+	return r == -ETIMEDOUT && deadline < until ? SHMB_E_AGAIN : r;
 }
 
 int client_read(struct shmb_client *client, int timeout) {
-	struct timespec deadline;
+	int64_t deadline;
 	int r = 0;
 
 	pthread_mutex_lock(&client->io_lock);
 	if (client->broken) {
 		r = client->broken;
+	} else if (client->away) {
+		r = client_read_away(client, timeout);
 	} else if (!client->reading) {
 		r = client_read_locked(client, timeout);
-	} else if (timeout < 0) {
-		pthread_cond_wait(&client->io_changed, &client->io_lock);
-	} else if (timeout > 0) {
-		clock_gettime(CLOCK_MONOTONIC, &deadline);
-		deadline.tv_sec += timeout / 1000;
-		deadline.tv_nsec += timeout % 1000 * 1000000;
-		if (deadline.tv_nsec >= 1000000000) {
-			deadline.tv_sec++;
-			deadline.tv_nsec -= 1000000000;
-		}
-		r = -pthread_cond_timedwait(&client->io_changed, &client->io_lock, &deadline);
+	} else if (timeout) {
+		deadline = timeout < 0 ? DEADLINE_NONE : client_now() + timeout;
+		client_wait_changed(client, deadline);
+		r = client_now() >= deadline ? -ETIMEDOUT : 0;
 	} else {
 		r = -ETIMEDOUT;
 	}
@@ -190,46 +229,85 @@ int client_read(struct shmb_client *client, int timeout) {
 	return r;
 }
 
+int client_error(struct shmb_client *client, int result) {
+	char text[160];
+	int why;
+
+	if (result == SHMB_E_DETACHED)
+		return error_set(result, "the broker does not know this session any more");
+	if (result != SHMB_E_AGAIN)
+		return error_plain(result);
+	pthread_mutex_lock(&client->io_lock);
+	why = client->resume.why;
+	pthread_mutex_unlock(&client->io_lock);
+	snprintf(text, sizeof(text), "the broker is away (%s), try again",
+		 why ? shmb_error_text(why) : "it has not answered yet");
+	return error_set(result, text);
+}
+
+/* enters @call, whose request is complete but for its serial, and counts its thread among those that send */
 static int call_start(struct shmb_client *client, Call *call) {
-	int r;
+	int64_t deadline = -1;
+	int r = 0;
 
 	pthread_mutex_lock(&client->io_lock);
-	while (!client->broken && client->n_calls >= WIRE_OUTSTANDING_MAX) {
-		if (client->reading)
-			pthread_cond_wait(&client->io_changed, &client->io_lock);
-		else
-			(void)client_read_locked(client, -1);
+	while (!r && !client->broken && (client->away || client->n_calls >= WIRE_OUTSTANDING_MAX)) {
+		if (!client->away) {
+			client_turn(client);
+			continue;
+		}
+		if (deadline < 0)
+			deadline = resume_deadline(client);
+		if (resume_await(client, deadline) == -ETIMEDOUT)
+			r = SHMB_E_AGAIN;
 	}
-	r = client->broken;
+	r = client->broken ?: r;
 	if (!r) {
 		call->serial = ++client->last_serial;
+		((WireHeader *)call->request)->serial = call->serial;
 		call->next = client->calls;
 		client->calls = call;
 		client->n_calls++;
+		client->n_sending++;
 	}
 	pthread_mutex_unlock(&client->io_lock);
 	return r;
 }
 
-static void call_abandon(struct shmb_client *client, Call *call) {
+/* returns 0 for a call that is to be waited for, whether or not the broker has got it */
+static int call_send(struct shmb_client *client, Call *call) {
+	int r = fd_send(client->fd, call->request, call->request_size, call->request_fds, call->n_request_fds, 0);
+
+	/* a broker that hung up may have said why, and another one may follow */
+	if (r == -EPIPE || r == -ECONNRESET)
+		r = 0;
 	pthread_mutex_lock(&client->io_lock);
-	for (Call **at = &client->calls; *at; at = &(*at)->next) {
-		if (*at == call) {
-			*at = call->next;
-			client->n_calls--;
-			break;
-		}
-	}
+	if (r && !call->done)
+		client_finish_call(client, call, r);
+	/* who makes the connection anew waits for the last one */
+	if (!--client->n_sending && client->away)
+		pthread_cond_broadcast(&client->io_changed);
 	pthread_mutex_unlock(&client->io_lock);
+	return r;
 }
 
 static int call_wait(struct shmb_client *client, Call *call) {
+	uint64_t heard = UINT64_MAX;
+	int64_t deadline = 0;
+
 	pthread_mutex_lock(&client->io_lock);
 	while (!call->done) {
-		if (client->reading)
-			pthread_cond_wait(&client->io_changed, &client->io_lock);
-		else
-			(void)client_read_locked(client, -1);
+		if (!client->away) {
+			client_turn(client);
+			continue;
+		}
+		/* a broker that ends again and again is waited for as long as one that stays away */
+		if (heard != client->n_received) {
+			heard = client->n_received;
+			deadline = resume_deadline(client);
+		}
+		if (resume_await(client, deadline) == -ETIMEDOUT && !call->done)
+			client_finish_call(client, call, SHMB_E_AGAIN);
 	}
 	pthread_mutex_unlock(&client->io_lock);
 	return call->result;
@@ -246,34 +324,28 @@ static int call_refusal(const Call *call) {
 }
 
 int call_run(struct shmb_client *client, WireWriter *request, const int *fds, size_t n_fds, Call *call) {
-	WireHeader *header = (WireHeader *)request->buffer;
-	size_t size;
 	int r;
 
-	*call = (Call){};
+	*call = (Call){ .request = request->buffer, .request_fds = fds, .n_request_fds = n_fds };
 	if (client_is_foreign(client))
 		return error_plain(SHMB_E_FORKED);
-	size = wire_write_end(request);
-	if (!size)
+	call->request_size = wire_write_end(request);
+	if (!call->request_size)
 		return error_set(SHMB_E_INVALID, "the request is too long");
 	r = call_start(client, call);
 	if (r)
+		return client_error(client, r);
+	r = call_send(client, call);
+	/* the kernel speaks for the broker, which takes no fd of such a session (SO_PASSRIGHTS, Linux 6.16) */
+	if (r == -EPERM && n_fds)
+		return error_set(SHMB_E_PERMISSION, "this session has not the role owner");
+	if (r)
 		return error_plain(r);
-	header->serial = call->serial;
-	r = fd_send(client->fd, request->buffer, size, fds, n_fds, 0);
-	if (r && r != -EPIPE && r != -ECONNRESET) {
-		call_abandon(client, call);
-		/* the kernel speaks for the broker, which takes no fd of such a session (SO_PASSRIGHTS, Linux 6.16) */
-		if (r == -EPERM && n_fds)
-			return error_set(SHMB_E_PERMISSION, "this session has not the role owner");
-		return error_plain(r);
-	}
-	/* a broker that hung up may have said why */
 	r = call_wait(client, call);
 	client_settle(client);
-	if (r > 0)
+	if (r > 0 && call->message)
 		return call_refusal(call);
-	return r ? error_plain(r) : 0;
+	return r ? client_error(client, r) : 0;
 }
 
 int call_fixed(struct shmb_client *client, uint16_t opcode, const void *request, size_t size, const char *tail,

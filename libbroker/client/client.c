@@ -6,7 +6,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <time.h>
 
 #include "map.h"
@@ -18,7 +17,7 @@
 
 /* a socket unit that restarts is away for some milliseconds */
 static int client_connect(struct shmb_client *client, const char *path) {
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	struct sockaddr_un *address = &client->resume.address;
 	struct timespec wait = { .tv_nsec = CONNECT_WAIT_NS };
 	int r = 0;
 
@@ -26,14 +25,15 @@ static int client_connect(struct shmb_client *client, const char *path) {
 		path = secure_getenv("SHMBROKER_SOCKET");
 	if (!path || !*path)
 		path = DEFAULT_SOCKET;
-	if (strlen(path) >= sizeof(address.sun_path))
+	if (strlen(path) >= sizeof(address->sun_path))
 		return error_plain(-ENAMETOOLONG);
-	strcpy(address.sun_path, path);
+	address->sun_family = AF_UNIX;
+	strcpy(address->sun_path, path);
 	client->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (client->fd < 0)
 		return error_plain(-errno);
 	for (int i = 0; i < CONNECT_TRIES; ++i) {
-		if (!connect(client->fd, (struct sockaddr *)&address, sizeof(address)))
+		if (!connect(client->fd, (struct sockaddr *)address, sizeof(*address)))
 			return 0;
 		r = -errno;
 		if (r == -EINTR)
@@ -49,7 +49,7 @@ static int client_hello(struct shmb_client *client, uint32_t roles) {
 	WireHelloRequest request = {
 		.version = WIRE_VERSION,
 		.roles = roles,
-		.features = WIRE_FEATURE_LEASE_PAGE | WIRE_FEATURE_EVENTS,
+		.features = WIRE_FEATURE_LEASE_PAGE | WIRE_FEATURE_EVENTS | WIRE_FEATURE_RESUME,
 		.flags = client->flags & SHMB_ACCEPT_UNSEALED ? WIRE_HELLO_ACCEPT_UNSEALED : 0,
 	};
 	WireHelloReply reply;
@@ -68,6 +68,8 @@ static int client_hello(struct shmb_client *client, uint32_t roles) {
 			client->epoch = reply.epoch;
 			client->roles = reply.roles;
 			client->rights = reply.rights;
+			client->resume.session_index = reply.session_index;
+			client->resume.possible = reply.features & WIRE_FEATURE_RESUME;
 			memcpy(client->token, reply.token.bytes, sizeof(client->token));
 			snprintf(client->broker_version, sizeof(client->broker_version), "%.*s",
 				 (int)reply.version_length, version);
@@ -128,7 +130,7 @@ static int client_map_shared(struct shmb_client *client, const WireAttachReply *
 	client->slots = layout_slots(registry);
 	client->index = layout_index(registry);
 	client->index_mask = client->registry->index_size - 1;
-	client->session_word = &layout_sessions(registry)[reply->session_index];
+	atomic_store(&client->session_word, &layout_sessions(registry)[reply->session_index]);
 	memcpy(client->hash_seed, client->registry->hash_seed, sizeof(client->hash_seed));
 	client->lanes = reply->lanes;
 	client->mode = reply->mode;
@@ -170,6 +172,7 @@ static int client_init(struct shmb_client *client) {
 	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
 	pthread_cond_init(&client->io_changed, &attributes);
 	pthread_condattr_destroy(&attributes);
+	resume_init(client);
 	client_list_add(client);
 	return 0;
 }
@@ -208,6 +211,7 @@ struct shmb_client *shmb_client_free(struct shmb_client *client) {
 	/* the connection is the parent's: a child only forgets what it inherited */
 	if (!client_is_foreign(client))
 		client_list_remove(client);
+	resume_deinit(client);
 	(void)close_fd(client->fd);
 	maps_free(client);
 	if (client->page && !client_is_foreign(client))
@@ -233,7 +237,6 @@ int shmb_client_get_info(struct shmb_client *client, struct shmb_client_info *re
 		.session = client->session,
 		.epoch = client->epoch,
 		.roles = client->roles,
-		.rights = client->rights,
 		.lease_mode = client->mode,
 		.lanes = client->lanes,
 		.capacity = client->capacity,
@@ -244,14 +247,14 @@ int shmb_client_get_info(struct shmb_client *client, struct shmb_client_info *re
 		return error_plain(SHMB_E_FORKED);
 	if (size < sizeof(info.struct_size))
 		return error_set(SHMB_E_INVALID, "struct_size is not set");
+	/* another broker may follow this one */
+	pthread_mutex_lock(&client->io_lock);
+	info.rights = client->rights;
 	memcpy(info.broker_version, client->broker_version, sizeof(info.broker_version));
+	pthread_mutex_unlock(&client->io_lock);
 	info.struct_size = ret->struct_size;
 	memcpy(ret, &info, size);
 	return 0;
-}
-
-int shmb_client_get_fd(struct shmb_client *client) {
-	return client->fd;
 }
 
 int shmb_client_process(struct shmb_client *client) {
@@ -263,7 +266,7 @@ int shmb_client_process(struct shmb_client *client) {
 		r = client_read(client, 0);
 	} while (!r);
 	client_settle(client);
-	return r == -ETIMEDOUT ? 0 : error_plain(r);
+	return r == -ETIMEDOUT ? 0 : client_error(client, r);
 }
 
 int shmb_client_ping(struct shmb_client *client, uint64_t *ret_ns) {

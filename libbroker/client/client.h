@@ -8,11 +8,15 @@
  * Many threads may use one client. Requests are answered out of order: whoever waits for a reply reads for all.
  * No lock is held while a socket is waited for, except that only one thread at a time reads. A client that was
  * made before a fork is refused in the child.
+ *
+ * A client whose broker has ended is away until somebody needs the connection and makes it anew (resume.c); where the
+ * broker cannot resume sessions, and when it refuses to, the client is broken for good.
  */
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/un.h>
 
 #include "shmbroker.h"
 #include "wire/codec.h"
@@ -36,8 +40,27 @@ struct Call {
 	size_t n_fds;
 	int result; /* once done: 0, -errno or a wire code */
 	bool done;
+	uint8_t *request; /* the caller's, as long as the call is not done: it may have to be sent again */
+	size_t request_size;
+	const int *request_fds;
+	size_t n_request_fds;
 	Call *next;
 };
+
+/* the way back to the broker; under io_lock */
+typedef struct Resume {
+	struct sockaddr_un address;
+	_Atomic bool possible; /* the broker has said that the session outlives it */
+	int timeout_ms;	       /* how long a call waits for the broker, -1 for ever, 0 for one try */
+	uint32_t session_index;
+	int fd;		    /* a connection that has sent HELLO and awaits the answer, or -EBADF */
+	int64_t attempt_at; /* when the next connection may be tried, in ms of the monotonic clock */
+	uint32_t delay_ms;  /* after a failure, 0 at first */
+	int why;	    /* -errno or code of the last failure */
+	bool heard;	    /* something was received on the connection: the next one may be tried at once */
+	int watch_fd;	    /* what shmb_client_get_fd() returns, or -EBADF before its first call */
+	int timer_fd;	    /* in it, for the next attempt */
+} Resume;
 
 struct shmb_client {
 	/* read by every acquire, written at the start only */
@@ -50,7 +73,8 @@ struct shmb_client {
 	const RegistryHeader *registry;
 	const RegistrySlot *slots; /* and the rest of the registry's parts */
 	const _Atomic uint64_t *index;
-	const _Atomic uint64_t *session_word;
+	/* points elsewhere once the broker knows the session no more */
+	_Atomic(const _Atomic uint64_t *) session_word;
 	uint64_t hash_seed[2];
 	uint32_t index_mask;
 	uint32_t capacity;
@@ -69,8 +93,12 @@ struct shmb_client {
 
 	pthread_mutex_t io_lock; /* calls, events, the reader's role */
 	pthread_cond_t io_changed;
-	bool reading;
-	int broken; /* -errno once the connection is over */
+	bool reading;	    /* some thread receives, or makes the connection anew */
+	int broken;	    /* -errno or a code once there will be no connection any more */
+	_Atomic bool away;  /* the connection is lost and is to be made anew; changed under io_lock */
+	uint32_t n_sending; /* threads that send a request on the connection */
+	uint64_t n_received;
+	Resume resume;
 	uint64_t last_serial;
 	uint32_t n_calls;
 	Call *calls;
@@ -123,12 +151,51 @@ int call_fixed(struct shmb_client *client, uint16_t opcode, const void *request,
 WireReader call_body(const Call *call);
 /* frees the reply and closes fds that were not taken; may be called twice */
 void call_end(Call *call);
-/* reads what is there; waits up to @timeout ms for something, -1 for ever. 0, -ETIMEDOUT or -errno. */
+/*
+ * Reads what is there; waits up to @timeout ms for something, -1 for ever. While the broker is away it is waited for
+ * no longer than calls wait. 0, -ETIMEDOUT, or what client_error() takes.
+ */
 int client_read(struct shmb_client *client, int timeout);
-/* sends without waiting for a reply */
+/* sends without waiting for a reply; -EPIPE or -ECONNRESET when the broker has ended */
 int client_notify(struct shmb_client *client, uint32_t slot, uint32_t scan, uint64_t generation);
+/* sets the last error for what ended the client, or for a broker that is away; returns @result */
+int client_error(struct shmb_client *client, int result);
 /* a buffer for requests: WIRE_MESSAGE_MAX bytes, 8-byte aligned; free() it */
 uint8_t *client_request_begin(WireWriter *writer, uint16_t opcode);
+
+/* the rest is for resume.c, which holds io_lock */
+
+/* one message without waiting; 0, -EAGAIN, -ECONNRESET at the end, or -errno */
+int client_receive_now(struct shmb_client *client, int fd, int *fds, FdMessage *ret);
+/* deals with a message in the reader's buffer; closes fds that nobody takes */
+void client_take_message(struct shmb_client *client, int *fds, FdMessage *received);
+/* there will be no connection any more: nobody gets an answer */
+void client_break(struct shmb_client *client, int error);
+/* a call that has its result */
+void client_finish_call(struct shmb_client *client, Call *call, int result);
+/* waits until something changes, or until @deadline */
+void client_wait_changed(struct shmb_client *client, int64_t deadline);
+
+/* ---- resume.c ---- */
+
+#define DEADLINE_NONE INT64_MAX
+
+/* ms of the monotonic clock */
+int64_t client_now(void);
+void resume_init(struct shmb_client *client);
+/* a broker that has come back meanwhile is told of the session, which ends with the connection */
+void resume_deinit(struct shmb_client *client);
+/* the reader has met the end of the connection; io_lock is held */
+void resume_lost(struct shmb_client *client);
+/* until when a call that meets a broker that is away waits for it; io_lock is held */
+int64_t resume_deadline(const struct shmb_client *client);
+/*
+ * Waits until the broker is back, or until @deadline; 0 waits for nothing. io_lock is held, and let go meanwhile.
+ * Returns 0, -ETIMEDOUT, or what ended the client.
+ */
+int resume_await(struct shmb_client *client, int64_t deadline);
+/* goes one step towards a connection, if it is lost and nobody else does, and waits for nothing; takes io_lock */
+void resume_nudge(struct shmb_client *client);
 
 /* ---- event.c ---- */
 
@@ -142,6 +209,11 @@ int error_set(int result, const char *text);
 int error_setn(int result, const char *text, size_t size);
 /* the sentence that belongs to @result itself */
 int error_plain(int result);
+
+/* ---- lease.c ---- */
+
+/* sends the notices that may have met no broker, for every slot that is mapped */
+void lease_ring_again(struct shmb_client *client);
 
 /* ---- lane.c ---- */
 

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "map.h"
 
@@ -95,15 +94,8 @@ void client_settle(struct shmb_client *client) {
 	pthread_mutex_unlock(&client->io_lock);
 }
 
-static int64_t now_ms(void) {
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 int shmb_client_next_event(struct shmb_client *client, struct shmb_event *ret, int timeout) {
-	int64_t deadline = timeout < 0 ? INT64_MAX : now_ms() + timeout, left;
+	int64_t deadline = timeout < 0 ? INT64_MAX : client_now() + timeout, left;
 	int r;
 
 	if (client_is_foreign(client))
@@ -111,12 +103,12 @@ int shmb_client_next_event(struct shmb_client *client, struct shmb_event *ret, i
 	for (;;) {
 		if (take_event(client, ret))
 			return 0;
-		left = deadline == INT64_MAX ? -1 : deadline - now_ms();
+		left = deadline == INT64_MAX ? -1 : deadline - client_now();
 		maps_settle(client);
 		r = client_read(client, left < 0 && deadline != INT64_MAX ? 0 : (int)left);
-		if (r == -ETIMEDOUT && (timeout >= 0 && now_ms() >= deadline))
+		if (r == -ETIMEDOUT && (timeout >= 0 && client_now() >= deadline))
 			return error_plain(SHMB_E_TIMED_OUT);
 		if (r && r != -ETIMEDOUT)
-			return take_event(client, ret) ? 0 : error_plain(r);
+			return take_event(client, ret) ? 0 : client_error(client, r);
 	}
 }

@@ -16,8 +16,34 @@ static __attribute__((noinline, cold)) void ring(struct shmb_client *client, uin
 
 	if (atomic_load(&layout_rung(client->page)[slot]) == scan + 1)
 		return;
-	if (!client_notify(client, slot, scan, layout_word_generation(word)))
+	if (!atomic_load(&client->away) && !client_notify(client, slot, scan, layout_word_generation(word)))
 		atomic_store(&layout_rung(client->page)[slot], scan + 1);
+	else
+		/* a thread that only releases is all that may ever find out; lease_ring_again() follows */
+		resume_nudge(client);
+}
+
+static bool waits(uint64_t word) {
+	return word && layout_word_state(word) != WIRE_STATE_ACTIVE;
+}
+
+void lease_ring_again(struct shmb_client *client) {
+	uint32_t i, slot;
+	uint64_t word;
+
+	pthread_mutex_lock(&client->map_lock);
+	/* downwards: what is unmapped meanwhile brings slots that were seen before, and what is mapped is told of itself */
+	for (i = client->n_mapped; i-- > 0;) {
+		if (i >= client->n_mapped)
+			continue;
+		slot = client->mapped_slots[i];
+		pthread_mutex_unlock(&client->map_lock);
+		word = atomic_load(&client->slots[slot].word);
+		if (waits(word))
+			ring(client, slot, word);
+		pthread_mutex_lock(&client->map_lock);
+	}
+	pthread_mutex_unlock(&client->map_lock);
 }
 
 /* after a release was counted; returns the word that stands in the slot */
@@ -28,7 +54,7 @@ static uint64_t look(struct shmb_client *client, uint32_t slot) {
 	 * Whatever generation waits there is told: a count that a failed acquire takes back may have fallen on the one
 	 * that came after.
 	 */
-	if (__builtin_expect(now && layout_word_state(now) != WIRE_STATE_ACTIVE, 0))
+	if (__builtin_expect(waits(now), 0))
 		ring(client, slot, now);
 	return now;
 }

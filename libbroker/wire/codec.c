@@ -19,8 +19,12 @@ int wire_header_read(const void *message, size_t size, WireHeader *ret) {
 }
 
 int wire_header_check_request(const WireHeader *header, const char **ret_why) {
-	if (header->flags != 0) {
+	if ((header->flags & ~WIRE_FLAG_RETRY) != 0) {
 		*ret_why = "flags in the header of a request";
+		return SHMB_E_INVALID;
+	}
+	if (header->flags != 0 && (header->opcode == WIRE_OP_HELLO || header->opcode == WIRE_OP_NOTIFY)) {
+		*ret_why = "a retry of what is never sent again";
 		return SHMB_E_INVALID;
 	}
 	if (header->serial == 0) {

@@ -61,7 +61,7 @@ typedef struct WireLookup {
  * Returns 0 and copies the header to @ret, or SHMB_E_INVALID: too short, too long, or a length that lies.
  */
 int wire_header_read(const void *message, size_t size, WireHeader *ret);
-/* what the broker also demands of a request: flags 0 and a serial. Returns 0, or SHMB_E_INVALID and the sentence. */
+/* what the broker also demands of a request: no flags but RETRY where that may be, and a serial. Returns 0, or SHMB_E_INVALID and the sentence. */
 int wire_header_check_request(const WireHeader *header, const char **ret_why);
 
 /* begins to read the body of a message that wire_header_read() has accepted; @message is 8-byte aligned */

@@ -60,6 +60,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the protocol's struct
 	W(FLAG, REPLY, 1)                                                                                      \
 	W(FLAG, ERROR, 2)                                                                                      \
 	W(FLAG, EVENT, 4)                                                                                      \
+	W(FLAG, RETRY, 8)                                                                                      \
 	W(ROLE, OWNER, 1)                                                                                      \
 	W(ROLE, CONSUMER, 2)                                                                                   \
 	W(ROLE, ADMIN, 4)                                                                                      \
@@ -119,6 +120,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the protocol's struct
 	W(HOLDER, DETACHED, 4)                                                                                 \
 	W(CLIENT, ATTACHED, 1)                                                                                 \
 	W(CLIENT, DETACHED, 2)                                                                                 \
+	W(CLIENT, AWAY, 4)                                                                                     \
 	W(STATS, HELP, 1)                                                                                      \
 	W(STATS, ACCOUNTS, 2)                                                                                  \
 	W(STAT, COUNTER, 1)                                                                                    \

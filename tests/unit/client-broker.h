@@ -5,13 +5,18 @@
  * FakeBroker: a thread at the other end of a real socket that answers a client as a broker does, and lets a test write
  * the registry as it likes. It has one client, and a table of regions that the test fills in; what the test and the
  * thread both change is atomic or is changed while the client asks for nothing.
+ *
+ * It can die and come back: registry, page and regions stay, as with a broker whose memory is held for it.
  */
 
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 #include "client.h"
@@ -22,7 +27,9 @@
 #define FAKE_LANES 4
 #define FAKE_SESSION UINT64_C(77)
 #define FAKE_SESSION_INDEX 3
-#define FAKE_MODES 2
+#define FAKE_EPOCH 5
+#define FAKE_TOKEN "0123456789abcde"
+#define FAKE_LOG_MAX 512
 
 typedef struct FakeBroker FakeBroker;
 
@@ -35,10 +42,20 @@ typedef struct FakeRegion {
 	uint32_t flags;
 } FakeRegion;
 
+/* a request as it came */
+typedef struct FakeRequest {
+	uint64_t serial;
+	uint16_t opcode;
+	uint16_t flags;
+	uint32_t n_fds;
+	uint64_t inode; /* of the first fd */
+} FakeRequest;
+
 struct FakeBroker {
+	struct shmb_client *client;
 	char path[64];
 	int listener;
-	int fd;
+	_Atomic int fd;
 	pthread_t thread;
 	uint32_t mode; /* WIRE_ATTACH_* */
 	uint8_t *registry;
@@ -56,6 +73,19 @@ struct FakeBroker {
 	WireMapReply held_map;
 	uint64_t held_serial;
 	int held_fd;
+
+	uint64_t features;	 /* in the HELLO reply */
+	_Atomic bool is_silent;	 /* requests are noted and not answered */
+	_Atomic bool reads_late; /* after a resume nothing is read before the client's socket is full */
+	WireHelloRequest last_hello;
+	uint32_t refusal;		  /* code of the next HELLOs that are refused, ... */
+	_Atomic uint32_t n_refused;	  /* ... of which there are that many, */
+	_Atomic uint32_t n_hung_up;	  /* before that many are met by a hang-up, */
+	_Atomic uint32_t n_hung_up_later; /* and that many by one after the reply */
+	_Atomic uint32_t n_resumed;	  /* replies with RESUMED */
+	WireHelloReply lie;		  /* is added to the reply to a resume */
+	_Atomic uint32_t n_log;
+	FakeRequest log[FAKE_LOG_MAX];
 };
 
 static inline RegistrySlot *fake_slot(FakeBroker *broker, uint32_t slot) {
@@ -109,13 +139,63 @@ static inline void fake_send(FakeBroker *broker, WireWriter *writer, const int *
 	(void)fd_send(broker->fd, writer->buffer, wire_write_end(writer), fds, n_fds, 0);
 }
 
-static inline void fake_hello(FakeBroker *broker, WireWriter *reply) {
-	WireHelloReply hello = { .version = WIRE_VERSION,
-				 .roles = WIRE_ROLE_CONSUMER | WIRE_ROLE_OWNER,
-				 .session = FAKE_SESSION };
+static inline void fake_refuse(FakeBroker *broker, WireWriter *reply, uint32_t code) {
+	((WireHeader *)reply->buffer)->flags |= WIRE_FLAG_ERROR;
+	wire_write(reply, &(WireErrorReply){ .code = code }, sizeof(WireErrorReply));
+	fake_send(broker, reply, NULL, 0);
+}
 
+static inline bool fake_counts_down(_Atomic uint32_t *n) {
+	return atomic_load(n) > 0 && atomic_fetch_sub(n, 1);
+}
+
+/* the client has sent so much that no more is taken */
+static inline void fake_wait_full(const FakeBroker *broker) {
+	struct pollfd poll_fd = { .fd = broker->client->fd, .events = POLLOUT };
+
+	while (poll(&poll_fd, 1, 0) > 0 && poll_fd.revents & POLLOUT)
+		sched_yield();
+}
+
+/* false: hang up */
+static inline bool fake_hello(FakeBroker *broker, WireReader *body, WireWriter *reply) {
+	const WireHelloRequest *request = &broker->last_hello;
+	WireHelloReply hello = {
+		.version = WIRE_VERSION,
+		.roles = WIRE_ROLE_CONSUMER | WIRE_ROLE_OWNER,
+		.session = FAKE_SESSION,
+		.token.bytes = FAKE_TOKEN,
+		.epoch = FAKE_EPOCH,
+		.session_index = FAKE_SESSION_INDEX,
+		.features = broker->features,
+	};
+
+	(void)wire_read_hello(body, &broker->last_hello);
+	if (request->session) {
+		if (fake_counts_down(&broker->n_hung_up))
+			return false;
+		if (fake_counts_down(&broker->n_refused) || request->session != FAKE_SESSION ||
+		    request->epoch != FAKE_EPOCH || request->roles != hello.roles ||
+		    memcmp(request->token.bytes, FAKE_TOKEN, sizeof(FAKE_TOKEN))) {
+			fake_refuse(broker, reply, broker->refusal ?: SHMB_E_INVALID);
+			return false;
+		}
+		hello.flags = WIRE_HELLO_REPLY_RESUMED - broker->lie.flags;
+		hello.session += broker->lie.session;
+		hello.epoch += broker->lie.epoch;
+		hello.session_index += broker->lie.session_index;
+		hello.version += broker->lie.version;
+	}
 	wire_write(reply, &hello, sizeof(hello));
 	fake_send(broker, reply, NULL, 0);
+	if (!request->session)
+		return true;
+	atomic_fetch_add(&broker->n_resumed, 1);
+	if (fake_counts_down(&broker->n_hung_up_later))
+		return false;
+	if (broker->reads_late)
+		fake_wait_full(broker);
+	return true;
 }
 
 static inline void fake_attach(FakeBroker *broker, WireWriter *reply) {
@@ -202,18 +282,23 @@ static inline void fake_map(FakeBroker *broker, WireReader *body, WireWriter *re
 	fake_send(broker, reply, &region->fd, n_fds);
 }
 
+static inline void fake_event(FakeBroker *broker, uint64_t generation) {
+	uint8_t buffer[256] __attribute__((aligned(8)));
+	WireEvent event = { .type = SHMB_EVENT_REGISTERED, .generation = generation, .name_length = 1 };
+	WireWriter writer;
+
+	wire_write_begin(&writer, buffer, sizeof(buffer), WIRE_OP_EVENT, WIRE_FLAG_EVENT, 0);
+	wire_write(&writer, &event, sizeof(event));
+	wire_write(&writer, "e", 1);
+	fake_send(broker, &writer, NULL, 0);
+}
+
 static inline void fake_ping(FakeBroker *broker, const WirePing *ping, uint64_t serial) {
 	uint8_t buffer[256] __attribute__((aligned(8)));
 	WireWriter writer;
 
-	for (uint32_t i = 0; i < broker->n_events; ++i) {
-		WireEvent event = { .type = SHMB_EVENT_REGISTERED, .generation = i + 1, .name_length = 1 };
-
-		wire_write_begin(&writer, buffer, sizeof(buffer), WIRE_OP_EVENT, WIRE_FLAG_EVENT, 0);
-		wire_write(&writer, &event, sizeof(event));
-		wire_write(&writer, "e", 1);
-		fake_send(broker, &writer, NULL, 0);
-	}
+	for (uint32_t i = 0; i < broker->n_events; ++i)
+		fake_event(broker, i + 1);
 	wire_write_begin(&writer, buffer, sizeof(buffer), WIRE_OP_PING, WIRE_FLAG_REPLY, serial);
 	wire_write(&writer, ping, sizeof(*ping));
 	fake_send(broker, &writer, NULL, 0);
@@ -258,8 +343,42 @@ static inline void fake_unregister(FakeBroker *broker, WireReader *body, WireWri
 	fake_send(broker, reply, NULL, 0);
 }
 
-static inline void *fake_serve(void *data) {
-	FakeBroker *broker = data;
+/* every entry is accepted, each with a generation of its own */
+static inline void fake_registered(FakeBroker *broker, WireReader *body, uint32_t n_fds, WireWriter *reply) {
+	WireRegister entries[WIRE_BATCH_MAX];
+	WireCountHead head = {};
+
+	(void)wire_read_register(body, n_fds, entries, &head.count);
+	wire_write(reply, &head, sizeof(head));
+	for (uint32_t i = 0; i < head.count; ++i)
+		wire_write(reply, &(WireRegisterResult){ .slot = i, .generation = 200 + i },
+			   sizeof(WireRegisterResult));
+	fake_send(broker, reply, NULL, 0);
+}
+
+static inline void fake_note(FakeBroker *broker, const WireHeader *header, int *fds, const FdMessage *message) {
+	uint32_t at = atomic_load(&broker->n_log);
+	struct stat st = {};
+
+	if (message->n_fds)
+		(void)fstat(fds[0], &st);
+	if (at < FAKE_LOG_MAX) {
+		broker->log[at] = (FakeRequest){
+			.serial = header->serial,
+			.opcode = header->opcode,
+			.flags = header->flags,
+			.n_fds = (uint32_t)message->n_fds,
+			.inode = st.st_ino,
+		};
+		atomic_store(&broker->n_log, at + 1);
+	}
+	for (size_t i = 0; i < message->n_fds; ++i)
+		(void)close_fd(fds[i]);
+	atomic_fetch_add(&broker->n_asked[header->opcode], 1);
+}
+
+/* one connection; true when it was the fake that hung up, and it is ready for another one */
+static inline bool fake_serve_one(FakeBroker *broker) {
 	static uint8_t buffer[WIRE_MESSAGE_MAX] __attribute__((aligned(8)));
 	static uint8_t out[WIRE_MESSAGE_MAX] __attribute__((aligned(8)));
 	int fds[WIRE_FDS_ROOM];
@@ -269,21 +388,24 @@ static inline void *fake_serve(void *data) {
 	WireReader body;
 	WireNotify notify;
 
-	broker->fd = accept4(broker->listener, NULL, NULL, SOCK_CLOEXEC);
 	while (!fd_receive(broker->fd, buffer, sizeof(buffer), 0, fds, &message) && message.size) {
-		for (size_t i = 0; i < message.n_fds; ++i)
-			(void)close_fd(fds[i]);
 		if (wire_header_read(buffer, message.size, &header) || header.opcode >= _WIRE_OP_N)
 			break;
-		atomic_fetch_add(&broker->n_asked[header.opcode], 1);
+		fake_note(broker, &header, fds, &message);
 		body = wire_reader_body(buffer, message.size);
 		wire_write_begin(&reply, out, sizeof(out), header.opcode, WIRE_FLAG_REPLY, header.serial);
+		if (broker->is_silent && header.opcode != WIRE_OP_HELLO)
+			continue;
 		switch (header.opcode) {
 		case WIRE_OP_HELLO:
-			fake_hello(broker, &reply);
+			if (!fake_hello(broker, &body, &reply))
+				return true;
 			break;
 		case WIRE_OP_ATTACH:
 			fake_attach(broker, &reply);
+			break;
+		case WIRE_OP_REGISTER:
+			fake_registered(broker, &body, (uint32_t)message.n_fds, &reply);
 			break;
 		case WIRE_OP_LOOKUP:
 			fake_lookup(broker, &body, &reply);
@@ -307,32 +429,61 @@ static inline void *fake_serve(void *data) {
 			fake_send(broker, &reply, NULL, 0);
 		}
 	}
-	broker->fd = close_fd(broker->fd);
+	return false;
+}
+
+static inline void *fake_serve(void *data) {
+	FakeBroker *broker = data;
+	bool again;
+
+	do {
+		broker->fd = accept4(broker->listener, NULL, NULL, SOCK_CLOEXEC);
+		again = broker->fd >= 0 && fake_serve_one(broker);
+		broker->fd = close_fd(broker->fd);
+	} while (again);
 	return NULL;
 }
 
-/* a client of @broker, whose lease page has @mode; the fake serves it until the client is freed */
-static inline struct shmb_client *fake_start(FakeBroker *broker, uint32_t mode, uint32_t flags) {
+/* listens, at the path that it has, and serves until its client hangs up */
+static inline void fake_come_back(FakeBroker *broker) {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	struct shmb_client *client;
 
-	*broker = (FakeBroker){ .mode = mode, .n_held = 1 };
-	snprintf(broker->path, sizeof(broker->path), "/tmp/shmb-fake-broker.%d", (int)getpid());
 	strcpy(address.sun_path, broker->path);
 	(void)unlink(broker->path);
 	broker->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	assert_int_equal(bind(broker->listener, (struct sockaddr *)&address, sizeof(address)), 0);
 	assert_int_equal(listen(broker->listener, 1), 0);
 	assert_int_equal(pthread_create(&broker->thread, NULL, fake_serve, broker), 0);
-	assert_int_equal(shmb_client_new(&client, broker->path, 0, flags), 0);
-	return client;
+}
+
+/* its connection and its listening socket end */
+static inline void fake_die(FakeBroker *broker) {
+	if (broker->listener < 0)
+		return;
+	(void)shutdown(broker->listener, SHUT_RDWR);
+	(void)shutdown(broker->fd, SHUT_RDWR);
+	pthread_join(broker->thread, NULL);
+	broker->listener = close_fd(broker->listener);
+}
+
+/* a client of @broker, whose HELLO reply has @features and whose lease page has @mode; served until it is freed */
+static inline struct shmb_client *fake_start_with(FakeBroker *broker, uint64_t features, uint32_t mode,
+						  uint32_t flags) {
+	*broker = (FakeBroker){ .features = features, .mode = mode, .n_held = 1 };
+	snprintf(broker->path, sizeof(broker->path), "/tmp/shmb-fake-broker.%d", (int)getpid());
+	fake_come_back(broker);
+	assert_int_equal(shmb_client_new(&broker->client, broker->path, 0, flags), 0);
+	return broker->client;
+}
+
+static inline struct shmb_client *fake_start(FakeBroker *broker, uint32_t mode, uint32_t flags) {
+	return fake_start_with(broker, 0, mode, flags);
 }
 
 static inline void fake_stop(FakeBroker *broker, struct shmb_client *client) {
 	assert_null(shmb_client_free(client));
-	pthread_join(broker->thread, NULL);
+	fake_die(broker);
 	munmap(broker->registry, broker->shape.total_size);
 	munmap(broker->page, broker->page_shape.total_size);
-	(void)close_fd(broker->listener);
 	(void)unlink(broker->path);
 }

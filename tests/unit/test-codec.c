@@ -65,9 +65,18 @@ static void test_header_of_a_request(void **state) {
 	for (unsigned bit = 0; bit < 16; bit++) {
 		WireHeader header = { .serial = 1, .flags = (uint16_t)(1u << bit) };
 
+		if (header.flags == WIRE_FLAG_RETRY)
+			continue;
 		assert_int_equal(wire_header_check_request(&header, &why), SHMB_E_INVALID);
 		assert_string_equal(why, "flags in the header of a request");
 	}
+	for (uint16_t opcode = WIRE_OP_HELLO; opcode < _WIRE_OP_N; opcode++) {
+		WireHeader header = { .opcode = opcode, .serial = 1, .flags = WIRE_FLAG_RETRY };
+		bool never = opcode == WIRE_OP_HELLO || opcode == WIRE_OP_NOTIFY;
+
+		assert_int_equal(wire_header_check_request(&header, &why), never ? SHMB_E_INVALID : 0);
+	}
+	assert_string_equal(why, "a retry of what is never sent again");
 }
 
 static void test_reader_is_sticky(void **state) {

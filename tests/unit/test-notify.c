@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Notify: what the service manager gets, and the sockets that are taken over from it. */
+/* Notify: what a service manager or a supervisor gets, and the fds that are taken over from it. */
 
 #include <stdarg.h>
 #include <setjmp.h>
@@ -10,15 +10,20 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "notify.h"
+#include "wire/fd.h"
 
 /* the manager's socket; an abstract one leaves nothing behind */
 static int manager_new(void) {
@@ -105,17 +110,19 @@ static void test_watchdog(void **state) {
 	(void)unsetenv("WATCHDOG_PID");
 }
 
-/* in a child, because the sockets are numbers 3 and 4: what notify_listen_fds() says for two of these */
-static int take_over(int first_type, int second_type, int backlog) {
+#if WITH_MANAGER
+
+/* in a child, because the fds are numbers 3 and 4: what notify_take_fds() makes of two sockets of these types */
+static void take_over(int first_type, int second_type, int backlog) {
 	int status;
 	pid_t pid = fork();
 
 	assert_true(pid >= 0);
 	if (!pid) {
 		struct sockaddr_un address = { .sun_family = AF_UNIX };
-		int types[] = { first_type, second_type }, *fds = NULL, r;
+		int types[] = { first_type, second_type };
+		NotifyFds fds = {};
 		char text[32];
-		size_t n = 0;
 
 		for (int i = 0; i < 2; ++i) {
 			int fd = socket(AF_UNIX, types[i], 0);
@@ -130,39 +137,253 @@ static int take_over(int first_type, int second_type, int backlog) {
 		(void)snprintf(text, sizeof(text), "%d", (int)getpid());
 		(void)setenv("LISTEN_PID", text, 1);
 		(void)setenv("LISTEN_FDS", "2", 1);
-		(void)setenv("LISTEN_FDNAMES", "control:control", 1);
-		r = notify_listen_fds(&fds, &n);
-		if (r) {
-			/* then none is left open */
-			_exit(r == -EINVAL && fcntl(3, F_GETFD) < 0 && fcntl(4, F_GETFD) < 0 ? 1 : 102);
+		(void)setenv("LISTEN_FDNAMES", "control:shmb-registry", 1);
+		if (notify_take_fds(&fds) || fds.n != 2 || getenv("LISTEN_FDS"))
+			_exit(102);
+		for (int i = 0; i < 2; ++i) {
+			bool listens = types[i] == SOCK_SEQPACKET && backlog;
+
+			if (fds.items[i].fd != 3 + i || !(fcntl(3 + i, F_GETFD) & FD_CLOEXEC) ||
+			    notify_is_listener(3 + i) != listens || !!(fcntl(3 + i, F_GETFL) & O_NONBLOCK) != listens)
+				_exit(103 + i);
 		}
-		if (n != 2 || fds[0] != 3 || fds[1] != 4 || !(fcntl(3, F_GETFD) & FD_CLOEXEC) ||
-		    !(fcntl(4, F_GETFL) & O_NONBLOCK) || getenv("LISTEN_FDS"))
-			_exit(103);
-		free(fds);
+		if (strcmp(fds.items[0].name, "control") || strcmp(fds.items[1].name, "shmb-registry"))
+			_exit(105);
+		notify_fds_deinit(&fds);
+		if (fcntl(3, F_GETFD) >= 0 || fcntl(4, F_GETFD) >= 0)
+			_exit(106);
 		/* once */
-		_exit(notify_listen_fds(&fds, &n) || n ? 104 : 0);
+		_exit(notify_take_fds(&fds) || fds.n ? 107 : 0);
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status));
+	assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void test_fds_of_a_manager(void **state) {
+	NotifyFds fds = { .n = 1 };
+
+	(void)state;
+	take_over(SOCK_SEQPACKET, SOCK_SEQPACKET, 8);
+	take_over(SOCK_SEQPACKET, SOCK_STREAM, 8);
+	take_over(SOCK_DGRAM, SOCK_SEQPACKET, 8);
+	/* bound, but nobody listens */
+	take_over(SOCK_SEQPACKET, SOCK_SEQPACKET, 0);
+
+	(void)unsetenv("LISTEN_FDS");
+	assert_int_equal(notify_take_fds(&fds), 0);
+	assert_int_equal(fds.n, 0);
+}
+
+#endif
+
+/* one message and how many fds came with it; closes all but one */
+static size_t receive(int socket, char *text, size_t size, int *ret_fd) {
+	int fds[WIRE_FDS_ROOM];
+	FdMessage message;
+
+	assert_int_equal(fd_receive(socket, text, size - 1, MSG_DONTWAIT, fds, &message), 0);
+	text[message.size] = 0;
+	*ret_fd = message.n_fds ? fds[0] : -EBADF;
+	for (size_t i = 1; i < message.n_fds; ++i)
+		(void)close(fds[i]);
+	return message.n_fds;
+}
+
+static ino_t inode(int fd) {
+	struct stat status;
+
+	assert_int_equal(fstat(fd, &status), 0);
+	return status.st_ino;
+}
+
+static bool has_hung_up(int fd) {
+	struct pollfd poll_fd = { .fd = fd };
+
+	return poll(&poll_fd, 1, 0) == 1 && poll_fd.revents & POLLHUP;
+}
+
+/* what both kinds of holder get to see */
+static void check_store(int holder) {
+	int fds[2] = { memfd_create("a", MFD_CLOEXEC), memfd_create("b", MFD_CLOEXEC) }, got, barrier;
+	char text[256], name[NOTIFY_NAME_MAX + 2];
+
+	assert_true(notify_has_store());
+	assert_int_equal(notify_store("shmb-registry", fds, 2), 0);
+	assert_int_equal(receive(holder, text, sizeof(text), &got), 2);
+	assert_string_equal(text, "FDSTORE=1\nFDPOLL=0\nFDNAME=shmb-registry");
+	assert_int_equal(inode(got), inode(fds[0]));
+	(void)close(got);
+	assert_int_equal(notify_unstore("shmb-registry"), 0);
+	assert_int_equal(receive(holder, text, sizeof(text), &got), 0);
+	assert_string_equal(text, "FDSTOREREMOVE=1\nFDNAME=shmb-registry");
+
+	assert_int_equal(notify_barrier(&barrier), 0);
+	assert_false(has_hung_up(barrier));
+	assert_int_equal(receive(holder, text, sizeof(text), &got), 1);
+	assert_string_equal(text, "BARRIER=1");
+	assert_false(has_hung_up(barrier));
+	(void)close(got);
+	assert_true(has_hung_up(barrier));
+	(void)close(barrier);
+
+	memset(name, 'n', sizeof(name));
+	name[NOTIFY_NAME_MAX + 1] = 0;
+	assert_int_equal(notify_store(name, fds, 1), -EINVAL);
+	assert_int_equal(notify_store("", fds, 1), -EINVAL);
+	assert_int_equal(notify_store("a:b", fds, 1), -EINVAL);
+	assert_int_equal(notify_store("a\nb", fds, 1), -EINVAL);
+	assert_int_equal(notify_unstore("a\nb"), -EINVAL);
+	assert_int_equal(notify_store("a", fds, 0), -EINVAL);
+	assert_int_equal(notify_store("a", fds, WIRE_FDS_ROOM + 1), -EINVAL);
+	name[NOTIFY_NAME_MAX] = 0;
+	assert_int_equal(notify_store(name, fds, 1), 0);
+
+	/* a holder that does not read makes nobody wait */
+	for (int i = 0; i < 100000 && !notify_store(name, fds, 1); ++i)
+		;
+	assert_int_equal(notify_store(name, fds, 1), -EAGAIN);
+	assert_int_equal(notify_unstore(name), -EAGAIN);
+	assert_int_equal(notify_barrier(&barrier), -EAGAIN);
+	(void)close(fds[0]);
+	(void)close(fds[1]);
+}
+
+static void test_store_of_a_manager(void **state) {
+	int fd = manager_new();
+
+	(void)state;
+	/* one that is older than 254 does not say whether it keeps fds */
+	assert_false(notify_has_store());
+	(void)setenv("FDSTORE", "0", 1);
+	assert_false(notify_has_store());
+	(void)unsetenv("FDSTORE");
+	(void)setenv("SHMBROKER_FDSTORE", "1", 1);
+	assert_true(notify_has_store());
+	(void)setenv("FDSTORE", "0", 1);
+	assert_false(notify_has_store());
+	(void)setenv("FDSTORE", "4096", 1);
+	check_store(fd);
+	(void)unsetenv("FDSTORE");
+	(void)unsetenv("SHMBROKER_FDSTORE");
+	(void)unsetenv("NOTIFY_SOCKET");
+	(void)close(fd);
+	assert_false(notify_has_store());
+	assert_int_equal(notify_store("a", &fd, 1), -ENOENT);
+	assert_int_equal(notify_unstore("a"), -ENOENT);
+	assert_int_equal(notify_barrier(&fd), -ENOENT);
+}
+
+/*
+ * Runs @function in a child that is told of @pid (0: this process) as its supervisor, with both ends of the
+ * socketpair. Returns what the child exits with; a failed assertion is none of the values that tests return.
+ */
+static int supervised(int pid, int (*function)(int holder, int own)) {
+	int ends[2], status;
+	char text[32];
+	pid_t child;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
+	(void)snprintf(text, sizeof(text), "%d", pid ?: (int)getpid());
+	(void)setenv("SHMBROKER_SUPERVISOR_PID", text, 1);
+	(void)snprintf(text, sizeof(text), "%d", ends[1]);
+	(void)setenv("SHMBROKER_SUPERVISOR_FD", text, 1);
+	child = fork();
+	assert_true(child >= 0);
+	if (!child)
+		_exit(function(ends[0], ends[1]));
+	(void)unsetenv("SHMBROKER_SUPERVISOR_PID");
+	(void)unsetenv("SHMBROKER_SUPERVISOR_FD");
+	(void)close(ends[0]);
+	(void)close(ends[1]);
+	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_true(WIFEXITED(status));
 	return WEXITSTATUS(status);
 }
 
-static void test_listen_fds(void **state) {
-	int *fds;
-	size_t n = 1;
+static int store_supervised(int holder, int own) {
+	(void)setenv("NOTIFY_SOCKET", "@nobody", 1);
+	check_store(holder);
+	return fcntl(own, F_GETFD) == FD_CLOEXEC && !getenv("SHMBROKER_SUPERVISOR_FD") &&
+			       !getenv("SHMBROKER_SUPERVISOR_PID")
+		       ? 42
+		       : 1;
+}
 
+static int say_supervised(int holder, int own) {
+	(void)own;
+	notify_ready("serves");
+	expect(holder, "READY=1\nSTATUS=serves");
+	notify_watchdog();
+	expect(holder, "WATCHDOG=1");
+	return 42;
+}
+
+static int is_not_supervised(int holder, int own) {
+	NotifyFds fds;
+
+	(void)holder;
+	(void)own;
+	return !notify_has_store() && notify_store("a", &own, 1) == -ENOENT && !notify_take_fds(&fds) && !fds.n ? 42
+														: 1;
+}
+
+static int take_supervised(int holder, int own) {
+	int sent[] = { memfd_create("a", 0), memfd_create("b", 0) };
+	NotifyFds fds;
+
+	(void)own;
+	assert_int_equal(fd_send(holder, "FDNAME=shmb-registry\n", 21, &sent[0], 1, 0), 0);
+	assert_int_equal(fd_send(holder, "FDNAME=\n", 8, &sent[1], 1, 0), 0);
+	assert_int_equal(fd_send(holder, NOTIFY_END, sizeof(NOTIFY_END) - 1, NULL, 0, 0), 0);
+	assert_int_equal(notify_take_fds(&fds), 0);
+	assert_int_equal(fds.n, 2);
+	assert_string_equal(fds.items[0].name, "shmb-registry");
+	assert_string_equal(fds.items[1].name, "");
+	for (int i = 0; i < 2; ++i) {
+		assert_int_equal(inode(fds.items[i].fd), inode(sent[i]));
+		assert_int_equal(fcntl(fds.items[i].fd, F_GETFD), FD_CLOEXEC);
+	}
+	notify_fds_deinit(&fds);
+	/* once, and without waiting */
+	assert_int_equal(notify_take_fds(&fds), 0);
+	assert_int_equal(fds.n, 0);
+	return 42;
+}
+
+static int take_from_the_dead(int holder, int own) {
+	NotifyFds fds;
+	int fd = memfd_create("a", 0);
+
+	(void)own;
+	assert_int_equal(fd_send(holder, "FDNAME=shmb-registry\n", 21, &fd, 1, 0), 0);
+	(void)close(holder);
+	return notify_take_fds(&fds) == -ECONNRESET ? 42 : 1;
+}
+
+/* an fd that cannot be received must not be missed in silence */
+static int take_with_no_room(int holder, int own) {
+	struct rlimit limit = { .rlim_cur = (rlim_t)own + 2, .rlim_max = (rlim_t)own + 2 };
+	NotifyFds fds;
+	int fd = memfd_create("a", 0);
+
+	assert_int_equal(fd_send(holder, "FDNAME=shmb-registry\n", 21, &fd, 1, 0), 0);
+	assert_int_equal(fd_send(holder, NOTIFY_END, sizeof(NOTIFY_END) - 1, NULL, 0, 0), 0);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	while (dup(fd) >= 0)
+		;
+	return notify_take_fds(&fds) == -EMFILE ? 42 : 1;
+}
+
+static void test_supervisor(void **state) {
 	(void)state;
-	assert_int_equal(take_over(SOCK_SEQPACKET, SOCK_SEQPACKET, 8), 0);
-	assert_int_equal(take_over(SOCK_SEQPACKET, SOCK_STREAM, 8), 1);
-	assert_int_equal(take_over(SOCK_DGRAM, SOCK_SEQPACKET, 8), 1);
-	/* bound, but nobody listens */
-	assert_int_equal(take_over(SOCK_SEQPACKET, SOCK_SEQPACKET, 0), 1);
-
-	(void)unsetenv("LISTEN_FDS");
-	assert_int_equal(notify_listen_fds(&fds, &n), 0);
-	assert_int_equal(n, 0);
-	free(fds);
+	assert_int_equal(supervised(0, store_supervised), 42);
+	assert_int_equal(supervised(0, say_supervised), 42);
+	assert_int_equal(supervised(0, take_supervised), 42);
+	assert_int_equal(supervised(0, take_from_the_dead), 42);
+	assert_int_equal(supervised(0, take_with_no_room), 42);
+	/* the environment of another process, for instance of the child's child */
+	assert_int_equal(supervised(1, is_not_supervised), 42);
 }
 
 int main(void) {
@@ -170,7 +391,11 @@ int main(void) {
 		cmocka_unit_test(test_messages),
 		cmocka_unit_test(test_busy_manager),
 		cmocka_unit_test(test_watchdog),
-		cmocka_unit_test(test_listen_fds),
+#if WITH_MANAGER
+		cmocka_unit_test(test_fds_of_a_manager),
+#endif
+		cmocka_unit_test(test_store_of_a_manager),
+		cmocka_unit_test(test_supervisor),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

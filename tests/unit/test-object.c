@@ -153,6 +153,8 @@ typedef struct Shop {
 	Accounts accounts;
 	Account *account;
 	Objects objects;
+	Keeper keeper;
+	Ledger ledger;
 } Shop;
 
 static void shop_open(Shop *shop) {
@@ -160,6 +162,9 @@ static void shop_open(Shop *shop) {
 	accounts_init(&shop->accounts);
 	shop->account = account_get(&shop->accounts, 1000);
 	assert_int_equal(closer_new(&shop->objects.closer), 0);
+	keeper_init(&shop->keeper, NULL, shop->objects.closer, NULL);
+	shop->objects.keeper = &shop->keeper;
+	shop->objects.ledger = &shop->ledger;
 }
 
 static void shop_close(Shop *shop) {
