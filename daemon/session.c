@@ -116,7 +116,6 @@ static void session_set_may_pass_fds(Session *session, bool may) {
 	if (setsockopt(session->conn.fd, SOL_SOCKET, SO_PASSRIGHTS, &value, sizeof(value)) < 0)
 		return;
 	session->may_pass_fds = may;
-	loop_conn_set_may_pass_fds(&session->conn, may);
 }
 
 void session_reload(Session *session) {
@@ -429,7 +428,7 @@ static int session_link(Session *session, int fd) {
 
 	session->conn.fd = fd;
 	session->conn.owner_uid = session->peer.uid;
-	session->conn.may_pass_fds = session->may_pass_fds = true;
+	session->may_pass_fds = true;
 	session->conn.on_message = on_message;
 	session->conn.on_end = on_end;
 	r = loop_conn_link(broker->loop, &session->conn);
