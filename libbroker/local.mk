@@ -46,7 +46,8 @@ libclient_la_LIBADD = libwire.la
 lib_LTLIBRARIES += libshmbroker.la
 libshmbroker_la_SOURCES =
 libshmbroker_la_LIBADD = libclient.la
-libshmbroker_la_LDFLAGS = $(AM_LDFLAGS) -version-info $(SHMB_LIBRARY_VERSION) \
+# threads that have used it call into it when they end, so it is never unloaded
+libshmbroker_la_LDFLAGS = $(AM_LDFLAGS) -version-info $(SHMB_LIBRARY_VERSION) -Wl,-z,nodelete \
 	-Wl,--version-script=$(srcdir)/libbroker/libshmbroker.sym
 libshmbroker_la_DEPENDENCIES = libclient.la libbroker/libshmbroker.sym
 
