@@ -129,8 +129,12 @@ int ledger_open(Ledger *ledger, int fd, const char **ret_why) {
 		return -EINVAL;
 	}
 	map = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (map == MAP_FAILED)
-		return -errno;
+	if (map == MAP_FAILED) {
+		/* none of ours, other than what may be short for a moment */
+		if (errno != ENOMEM && errno != EAGAIN && errno != ENFILE)
+			*ret_why = "the ledger cannot be mapped";
+		return *ret_why ? -EINVAL : -errno;
+	}
 	header = map;
 	if (header->magic != LEDGER_MAGIC)
 		*ret_why = "the ledger is none of shmbrokerd's";

@@ -86,8 +86,12 @@ int registry_open(Registry *registry, int fd, uint64_t generation, const char **
 		return -EINVAL;
 	}
 	map = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (map == MAP_FAILED)
-		return -errno;
+	if (map == MAP_FAILED) {
+		/* none of ours, other than what may be short for a moment */
+		if (errno != ENOMEM && errno != EAGAIN && errno != ENFILE)
+			*ret_why = "the registry cannot be mapped";
+		return *ret_why ? -EINVAL : -errno;
+	}
 	if (layout_registry_check(map, (uint64_t)st.st_size)) {
 		*ret_why = "the registry's header is damaged, or of another version";
 		munmap(map, (size_t)st.st_size);

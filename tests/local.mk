@@ -21,6 +21,7 @@ system_files = \
 	tests/system/fuse.py \
 	tests/system/programs.py \
 	tests/system/protocol_client.py \
+	tests/system/restart.py \
 	tests/system/sandbox.py \
 	tests/system/test_attacks.py \
 	tests/system/test_bench.py \
@@ -36,6 +37,7 @@ system_files = \
 	tests/system/test_memory.py \
 	tests/system/test_pages.py \
 	tests/system/test_regions.py \
+	tests/system/test_restart.py \
 	tests/system/test_rights.py \
 	tests/system/test_scale.py \
 	tests/system/test_supervise.py \
