@@ -471,7 +471,7 @@ static int segment_read(Segment *segment, int fd, KeeperTake take, void *userdat
 
 	/* the offset is the socket's, so it is where an earlier process left it */
 	if (setsockopt(fd, SOL_SOCKET, SO_PEEK_OFF, &from_the_start, sizeof(from_the_start)) < 0)
-		return errno == ENOTSOCK || errno == EOPNOTSUPP ? -EBADMSG : -errno;
+		return -errno;
 	for (;;) {
 		r = fd_receive(fd, &message, sizeof(message), MSG_PEEK | MSG_DONTWAIT, fds, &received);
 		if (r == -EAGAIN || (!r && !received.size))

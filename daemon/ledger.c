@@ -98,6 +98,7 @@ static bool header_is_right(const LedgerHeader *header) {
 		return false;
 	header_init(&right, header->session_capacity, header->region_capacity, header->epoch);
 	return !memcmp(header, &right, offsetof(LedgerHeader, generation)) &&
+	       header->generation >> LAYOUT_COUNTER_BITS == header->epoch &&
 	       header->n_used_sessions <= header->session_capacity &&
 	       header->n_used_regions <= header->region_capacity && header->n_used_objects <= header->region_capacity &&
 	       header->n_used_maps <= header->map_capacity && header->n_used_leases <= header->lease_capacity;

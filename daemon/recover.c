@@ -113,10 +113,13 @@ static int restore_sessions(Recovery *recovery) {
 	recovery->sessions = calloc(recovery->header->n_used_sessions + 1, sizeof(*recovery->sessions));
 	if (!recovery->sessions)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < recovery->header->n_used_sessions; ++i)
-		if (ledger_session(recovery->ledger, i)->id)
-			recovery->sessions[recovery->n_sessions++] =
-				(Known){ .id = ledger_session(recovery->ledger, i)->id, .index = i };
+	for (uint32_t i = 0; i < recovery->header->n_used_sessions; ++i) {
+		uint64_t id = ledger_session(recovery->ledger, i)->id;
+
+		/* one that was never given would be given again */
+		if (id && id <= recovery->header->last_session)
+			recovery->sessions[recovery->n_sessions++] = (Known){ .id = id, .index = i };
+	}
 	/* lists are paged by id */
 	qsort(recovery->sessions, recovery->n_sessions, sizeof(*recovery->sessions), known_compare);
 	for (size_t i = 0; i < recovery->n_sessions; ++i) {
@@ -184,7 +187,7 @@ static int restore_objects(Recovery *recovery) {
 		Account *account;
 		Object *object;
 
-		if (!at->id || at->n_acl > WIRE_ACL_MAX)
+		if (!at->id || at->id > recovery->header->last_object || at->n_acl > WIRE_ACL_MAX)
 			continue;
 		account = account_get(&broker->accounts, at->uid);
 		if (!account)
@@ -246,12 +249,12 @@ static int read_segments(Recovery *recovery, NotifyFds *fds) {
 		if (recovery->header->last_segment < number)
 			recovery->header->last_segment = number;
 		r = keeper_read(&recovery->broker->keeper, number, steal_fd(&fds->items[i].fd), take_entry, recovery);
-		/* what it has no more is missed where it is needed */
-		if (r == -EBADMSG)
-			log_write(LOG_RECOVERY_LOSS, LOG_NO_UID, NULL, "what is parked as \"%s\" is damaged",
-				  fds->items[i].name);
-		else if (r)
+		/* what may be there the next time must not be given up */
+		if (r == -EMFILE || r == -ENFILE || r == -ENOMEM || r == -ENOBUFS)
 			return r;
+		if (r)
+			log_write(LOG_RECOVERY_LOSS, LOG_NO_UID, NULL, "what is parked as \"%s\" is damaged: %s",
+				  fds->items[i].name, strerror(-r));
 	}
 	return 0;
 }
@@ -276,6 +279,9 @@ static bool region_object(const Recovery *recovery, const LedgerRegion *at, Obje
 		return false;
 	object = find_object(recovery, ledger_object(recovery->ledger, at->object)->id);
 	if (!object || object->fd < 0 || !range_within(at->offset, at->size, object->size))
+		return false;
+	/* nobody's region shows the memory of another */
+	if (object->key.uid != at->owner_uid || object->key.session != at->owner_session)
 		return false;
 	*ret = object;
 	return true;
@@ -374,7 +380,7 @@ static int restore_leases(Recovery *recovery) {
 		Region *region = session ? registry_at(&recovery->broker->registry, at->slot, at->generation) : NULL;
 		int r;
 
-		if (!session || lease_find(session, at->id)) {
+		if (!session || at->id > recovery->header->last_lease || lease_find(session, at->id)) {
 			at->id = 0;
 			continue;
 		}

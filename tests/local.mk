@@ -19,6 +19,7 @@ system_files = \
 	tests/system/broker.py \
 	tests/system/conftest.py \
 	tests/system/fuse.py \
+	tests/system/holder.py \
 	tests/system/programs.py \
 	tests/system/protocol_client.py \
 	tests/system/restart.py \
@@ -36,6 +37,7 @@ system_files = \
 	tests/system/test_limits.py \
 	tests/system/test_memory.py \
 	tests/system/test_pages.py \
+	tests/system/test_recovery.py \
 	tests/system/test_regions.py \
 	tests/system/test_restart.py \
 	tests/system/test_rights.py \
