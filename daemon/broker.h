@@ -92,6 +92,7 @@ struct Broker {
 	uint32_t n_sessions;
 	uint32_t n_subscribers;
 	uint32_t n_detached;
+	uint64_t n_recovered_fds; /* of sessions and objects of an earlier broker */
 	LoopTimer detached_timer;
 	LoopTimer closer_timer;
 	LoopTimer recovered_timer;

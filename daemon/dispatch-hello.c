@@ -115,6 +115,8 @@ int dispatch_hello(Request *request) {
 	}
 	if (hello.session)
 		return resume(request, &hello);
+	if (session->overdrawn)
+		return request_refuse(request, SHMB_E_QUOTA, "this user has too many connections");
 	r = check_roles(request, &hello);
 	if (r)
 		return r;

@@ -86,8 +86,12 @@ int registry_open(Registry *registry, int fd, uint64_t generation, const char **
 		return -EINVAL;
 	}
 	map = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (map == MAP_FAILED)
-		return -errno;
+	if (map == MAP_FAILED) {
+		/* none of ours, other than what may be short for a moment */
+		if (errno != ENOMEM && errno != EAGAIN && errno != ENFILE)
+			*ret_why = "the registry cannot be mapped";
+		return *ret_why ? -EINVAL : -errno;
+	}
 	if (layout_registry_check(map, (uint64_t)st.st_size)) {
 		*ret_why = "the registry's header is damaged, or of another version";
 		munmap(map, (size_t)st.st_size);
@@ -388,38 +392,54 @@ bool registry_restore(Registry *registry, Region *region, bool has_name) {
 	atomic_store(&slot->flags, region->flags & ~(uint32_t)WIRE_REGION_UNINDEXED);
 	region->flags &= ~(uint32_t)WIRE_REGION_UNINDEXED;
 	region->name_link.hash = hash;
-	if (!has_name)
-		return mended;
-	(void)table_insert(&registry->names, &region->name_link, hash);
-	region->named = true;
-	if (index_position(registry, region) != UINT32_MAX)
-		return mended;
-	if (!index_insert(registry, region)) {
+	if (has_name) {
+		(void)table_insert(&registry->names, &region->name_link, hash);
+		region->named = true;
+	}
+	return mended;
+}
+
+/* does every entry lead to the region with that name, and does every name have one? */
+static bool index_is_right(Registry *registry) {
+	size_t n = 0;
+
+	for (uint32_t at = 0; at < registry->shape.index_size; ++at) {
+		uint64_t entry = atomic_load_explicit(&registry_index(registry)[at], memory_order_relaxed);
+		uint32_t slot = (uint32_t)entry - 1;
+		const Region *region;
+
+		if (!entry || entry == LAYOUT_TOMBSTONE)
+			continue;
+		region = slot < registry->shape.capacity ? registry->regions[slot] : NULL;
+		if (!region || !region->named || index_position(registry, region) != at)
+			return false;
+		n++;
+	}
+	return n == registry->names.n;
+}
+
+/* names that readers miss meanwhile they ask for by LOOKUP */
+static void index_rebuild(Registry *registry) {
+	for (uint32_t at = 0; at < registry->shape.index_size; ++at)
+		if (atomic_load_explicit(&registry_index(registry)[at], memory_order_relaxed))
+			atomic_store(&registry_index(registry)[at], 0);
+	for (uint32_t slot = 0; slot < registry->n_used; ++slot) {
+		Region *region = registry->regions[slot];
+
+		if (!region || !region->named || index_insert(registry, region))
+			continue;
 		registry->n_unindexed++;
 		region->flags |= WIRE_REGION_UNINDEXED;
 		registry_set_flags(registry, region);
-		return mended;
 	}
-	return true;
-}
-
-/* an entry of the index that leads to no region with that name */
-static bool index_is_stray(const Registry *registry, uint64_t entry) {
-	uint32_t slot = (uint32_t)entry - 1;
-	const Region *region;
-
-	if (!entry || entry == LAYOUT_TOMBSTONE)
-		return false;
-	region = slot < registry->shape.capacity ? registry->regions[slot] : NULL;
-	return !region || !region->named || index_entry(region) != entry;
 }
 
 uint32_t registry_settle(Registry *registry, uint32_t n_slots, const RegistrySessions *sessions) {
+	bool index_is_wrong = !index_is_right(registry);
 	uint32_t n_cleared = 0;
 
-	for (uint32_t at = 0; at < registry->shape.index_size; ++at)
-		if (index_is_stray(registry, atomic_load(&registry_index(registry)[at])))
-			atomic_store(&registry_index(registry)[at], LAYOUT_TOMBSTONE);
+	if (index_is_wrong)
+		index_rebuild(registry);
 	for (uint32_t slot = 0; slot < n_slots; ++slot) {
 		if (registry->regions[slot] || !atomic_load(&registry_slot(registry, slot)->word))
 			continue;
@@ -439,5 +459,5 @@ uint32_t registry_settle(Registry *registry, uint32_t n_slots, const RegistrySes
 	}
 	if (n_cleared)
 		registry_gone(registry);
-	return n_cleared;
+	return n_cleared + index_is_wrong;
 }

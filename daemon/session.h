@@ -70,7 +70,8 @@ struct Session {
 	bool accept_unsealed;
 	bool attached;
 	bool may_pass_fds;
-	bool dying; /* in Broker.dying */
+	bool dying;	/* in Broker.dying */
+	bool overdrawn; /* beyond the quota: only good to come back as a session that is away */
 	Page page;
 	List regions; /* Region.owner_link */
 	List maps;    /* Map.session_link */
@@ -114,7 +115,10 @@ Session *session_find_away(Broker *broker, uint64_t id);
 bool session_is_same(const Session *session, const Session *newcomer);
 /* @session goes on with the connection of @newcomer, which ends */
 void session_resume(Session *session, Session *newcomer);
-/* frees detached sessions whose page is unmapped, and those that are away which nothing else can tell the end of */
+/*
+ * Frees detached sessions whose page is unmapped, and those that are away which nothing else can tell the end of; again
+ * from time to time while there are any.
+ */
 void sessions_check_detached(Broker *broker);
 /* frees every session without retiring anything: the broker stops */
 void sessions_abandon(Broker *broker);

@@ -19,8 +19,10 @@ system_files = \
 	tests/system/broker.py \
 	tests/system/conftest.py \
 	tests/system/fuse.py \
+	tests/system/holder.py \
 	tests/system/programs.py \
 	tests/system/protocol_client.py \
+	tests/system/restart.py \
 	tests/system/sandbox.py \
 	tests/system/test_attacks.py \
 	tests/system/test_bench.py \
@@ -35,7 +37,9 @@ system_files = \
 	tests/system/test_limits.py \
 	tests/system/test_memory.py \
 	tests/system/test_pages.py \
+	tests/system/test_recovery.py \
 	tests/system/test_regions.py \
+	tests/system/test_restart.py \
 	tests/system/test_rights.py \
 	tests/system/test_scale.py \
 	tests/system/test_supervise.py \
