@@ -23,6 +23,7 @@ system_files = \
 	tests/system/protocol_client.py \
 	tests/system/sandbox.py \
 	tests/system/test_attacks.py \
+	tests/system/test_bench.py \
 	tests/system/test_client.py \
 	tests/system/test_ctl.py \
 	tests/system/test_dlopen.py \
@@ -60,6 +61,7 @@ TESTS += $(lint_tests)
 
 # texts against the tables of the code
 docs_tests = \
+	tests/docs/check-bench \
 	tests/docs/check-ctl \
 	tests/docs/check-library \
 	tests/docs/check-options \

@@ -25,6 +25,7 @@
 
 typedef struct Call Call;
 typedef struct EventNode EventNode;
+typedef struct MapDetail MapDetail;
 typedef struct MapEntry MapEntry;
 typedef struct MappedObject MappedObject;
 
@@ -72,6 +73,7 @@ struct shmb_client {
 	uint64_t session;
 	const RegistryHeader *registry;
 	const RegistrySlot *slots; /* and the rest of the registry's parts */
+	const RegistryDetail *details;
 	const _Atomic uint64_t *index;
 	/* points elsewhere once the broker knows the session no more */
 	_Atomic(const _Atomic uint64_t *) session_word;
@@ -79,6 +81,7 @@ struct shmb_client {
 	uint32_t index_mask;
 	uint32_t capacity;
 	MapEntry *maps;		    /* by slot */
+	MapDetail *map_details;	    /* the same, and behind it in memory */
 	_Atomic uint64_t gone_seen; /* the registry's gone_sequence when maps were last looked through */
 	LeasePageHeader *page;
 	uint64_t registry_size;

@@ -539,7 +539,7 @@ static void who_only_reads_notices_nothing(void **state) {
 
 static void a_notice_that_met_no_broker_is_sent_later(void **state) {
 	struct shmb_lease lease = get("r");
-	uint32_t scan = atomic_load(&fake_slot(&fake, 0)->scan);
+	uint32_t scan = atomic_load(&fake_detail(&fake, 0)->scan);
 
 	(void)state;
 	assert_int_equal(shmb_client_set_resume_timeout(client, 0), 0);
