@@ -92,6 +92,7 @@ unit_tests = \
 	tests/unit/test-notify \
 	tests/unit/test-object \
 	tests/unit/test-peer \
+	tests/unit/test-pool \
 	tests/unit/test-protocol \
 	tests/unit/test-registry \
 	tests/unit/test-supervise \
@@ -121,6 +122,7 @@ tests_unit_test_supervise_CPPFLAGS = $(AM_CPPFLAGS) $(manager_flags)
 tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_resume_LDADD = libclient.la $(CMOCKA_LIBS)
+tests_unit_test_pool_LDADD = libclient.la $(CMOCKA_LIBS)
 
 # the demonstration: uses what an installed library offers, nothing else
 tests_demo_owner_SOURCES = tests/demo/owner.c tests/demo/frame.h
