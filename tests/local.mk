@@ -35,6 +35,7 @@ system_files = \
 	tests/system/test_limits.py \
 	tests/system/test_memory.py \
 	tests/system/test_pages.py \
+	tests/system/test_pool.py \
 	tests/system/test_regions.py \
 	tests/system/test_rights.py \
 	tests/system/test_scale.py \
@@ -136,6 +137,7 @@ tests_demo_consumer_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_system_client_memory_LDADD = libclient.la
 tests_system_client_threads_LDADD = libclient.la
 tests_system_peer_LDADD = libclient.la
+tests_system_pool_stress_LDADD = libclient.la
 # this one loads the library
 tests_system_client_dlopen_LDADD =
 
@@ -159,7 +161,8 @@ test_programs = \
 	tests/system/client-dlopen \
 	tests/system/client-memory \
 	tests/system/client-threads \
-	tests/system/peer
+	tests/system/peer \
+	tests/system/pool-stress
 check_PROGRAMS += $(test_programs)
 test-programs: $(test_programs)
 .PHONY: test-programs

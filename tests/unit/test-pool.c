@@ -487,6 +487,8 @@ static void a_waiter_gets_what_becomes_free(void **state) {
 	pthread_join(waiter.thread, NULL);
 	assert_int_equal(waiter.result, 0);
 	assert_int_equal(waiter.block.index, blocks[3].index);
+	/* it was announced */
+	assert_true(atomic_load(&header->sequence) >> 1);
 	/* whoever releases takes the bit back when nobody waits any more */
 	while (atomic_load(&header->sequence) & 1) {
 		assert_int_equal(shmb_block_release(pool, &waiter.block), 0);
