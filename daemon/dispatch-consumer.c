@@ -86,7 +86,7 @@ static int lookup_one(Request *request, const WireLookup *lookup, uint32_t index
 	Region *region;
 	Lease *lease = NULL;
 	uint64_t size;
-	int r;
+	int r = 0;
 
 	/* asked again: the lease that was granted then, whatever has become of the name */
 	if (request->header.flags & WIRE_FLAG_RETRY && !(entry->flags & WIRE_LOOKUP_NO_LEASE))

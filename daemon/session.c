@@ -297,6 +297,7 @@ static Session *session_free(Session *session) {
 		ledger_drop_session(&broker->ledger, session);
 		registry_session_release(&broker->registry, session->index);
 	}
+	table_remove(&broker->by_id, &session->id_link);
 	list_remove(&session->link);
 	broker->n_sessions--;
 	account_refund(&session->charge_session);
@@ -550,6 +551,9 @@ int session_accept(Broker *broker, int accepted, uint32_t listener) {
 	}
 	if (!r) {
 		session->id = ++broker->last_session;
+		r = table_insert(&broker->by_id, &session->id_link, table_hash(session->id)) ? 0 : -ENOMEM;
+	}
+	if (!r) {
 		if (getrandom(session->token, sizeof(session->token), 0) != (ssize_t)sizeof(session->token))
 			r = -EIO;
 	}
@@ -593,6 +597,7 @@ Session *session_restore(Broker *broker, uint32_t index) {
 	session->account = account_get(&broker->accounts, at->uid);
 	session->identity = identity_new(&session->peer);
 	if (!session->account || !session->identity ||
+	    !table_insert(&broker->by_id, &session->id_link, table_hash(session->id)) ||
 	    (session->state == SESSION_AWAY && !session_enter_away(session))) {
 		session->index = UINT32_MAX;
 		return session_free(session);
@@ -629,6 +634,16 @@ int session_set_pidfd(Session *session, int pidfd) {
 	if (!r && !is_parked)
 		(void)keeper_park(&session->broker->keeper, &entry, 1);
 	return r;
+}
+
+Session *session_find(Broker *broker, uint64_t id) {
+	table_for_each(link, &broker->by_id, table_hash(id)) {
+		Session *session = container_of(link, Session, id_link);
+
+		if (session->id == id)
+			return session;
+	}
+	return NULL;
 }
 
 Session *session_find_away(Broker *broker, uint64_t id) {
