@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -108,6 +109,23 @@ static void on_turn(void *userdata) {
 		loop_timer_set(broker->loop, &broker->status_timer, broker->status_ns + STATUS_NS);
 	if (closer_total(broker->closer) && !broker->closer_timer.at_ns)
 		loop_timer_set(broker->loop, &broker->closer_timer, loop_now(broker->loop) + CLOSER_CHECK_NS);
+}
+
+/* clients spin only where the broker does not run */
+static void on_spin(void *userdata) {
+	Broker *broker = userdata;
+	uint32_t cpu = (uint32_t)sched_getcpu();
+	RegistryHeader *header = broker->registry.header;
+
+	if (atomic_load_explicit(&header->broker_cpu, memory_order_relaxed) != cpu)
+		atomic_store_explicit(&header->broker_cpu, cpu, memory_order_relaxed);
+}
+
+static void broker_init_spin(Broker *broker) {
+	spin_init(&broker->spin, broker->config->spin, spin_cpus());
+	atomic_store(&broker->registry.header->spin_us, (uint32_t)(broker->spin.ns / 1000));
+	if (broker->spin.ns)
+		loop_set_spin(broker->loop, &broker->spin, on_spin, broker);
 }
 
 static void on_accept(LoopListener *listener, int fd) {
@@ -466,6 +484,7 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 	broker->start_ns = loop_now(broker->loop);
 	broker_log_start(broker, loop_kind);
 	broker_init_barrier(broker);
+	broker_init_spin(broker);
 	r = broker_listen(broker, &fds);
 	notify_fds_deinit(&fds);
 	if (r) {

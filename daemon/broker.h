@@ -70,6 +70,7 @@ struct Broker {
 	Config *config;
 	Loop *loop;
 	Closer *closer;
+	Spin spin;
 	Accounts accounts;
 	Registry registry;
 	Ledger ledger;

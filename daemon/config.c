@@ -13,6 +13,7 @@
 
 #include "config-value.h"
 #include "loop.h"
+#include "spin.h"
 #include "wire/fd.h"
 
 #ifndef SHMBROKER_CONFDIR
@@ -31,6 +32,7 @@ typedef enum OptionType {
 	TYPE_MODE,
 	TYPE_GROUP,
 	TYPE_LOOP,
+	TYPE_SPIN,
 	TYPE_UNSEALED,
 	TYPE_PATHS,
 	TYPE_IDS,
@@ -89,6 +91,7 @@ typedef struct DropIns {
 
 static const char *const loop_words[] = { "auto", "io_uring", "epoll" };
 static const int loop_kinds[] = { LOOP_AUTO, LOOP_IO_URING, LOOP_EPOLL };
+static const char *const spin_words[] = { [SPIN_AUTO] = "auto", [SPIN_NO] = "no", [SPIN_YES] = "yes" };
 static const char *const unsealed_words[] = { "refuse", "accept" };
 
 /* ---- values ---- */
@@ -138,6 +141,11 @@ static int store(const Option *option, Config *config, const char *text, char *w
 		r = config_value_word(text, loop_words, 3, &word, why);
 		if (!r)
 			*(int *)field = loop_kinds[word];
+		return r;
+	case TYPE_SPIN:
+		r = config_value_word(text, spin_words, 3, &word, why);
+		if (!r)
+			*(int *)field = (int)word;
 		return r;
 	case TYPE_UNSEALED:
 		r = config_value_word(text, unsealed_words, 2, &word, why);

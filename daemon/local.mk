@@ -64,6 +64,8 @@ daemon_sources = \
 	daemon/retire.c \
 	daemon/session.c \
 	daemon/session.h \
+	daemon/spin.c \
+	daemon/spin.h \
 	daemon/stats.c \
 	daemon/stats.h \
 	daemon/supervise.c \

@@ -45,6 +45,8 @@ struct LoopEngine {
 	void (*submit)(Loop *loop);
 	/* Submits and waits, at most for @timeout_ns (< 0: for ever). Returns 0, also when interrupted, or -errno. */
 	int (*wait)(Loop *loop, int64_t timeout_ns);
+	/* submits, and tells whether wait() would find something at once; without a system call where that can be */
+	bool (*look)(Loop *loop, bool first);
 	/* runs the callbacks of what wait() found */
 	void (*dispatch)(Loop *loop);
 };
@@ -73,6 +75,9 @@ struct Loop {
 	uint64_t now_ns;
 	void (*on_turn)(void *userdata);
 	void *userdata;
+	Spin *spin;
+	void (*on_spin)(void *userdata);
+	void *spin_userdata;
 	List listeners;
 	List conns;
 	List polls;

@@ -233,6 +233,13 @@ static int epoll_engine_wait(Loop *loop, int64_t timeout_ns) {
 	return 0;
 }
 
+static bool epoll_look(Loop *loop, bool first) {
+	Engine *engine = loop->state;
+
+	(void)first;
+	return !list_is_empty(&engine->failed) || epoll_wait(engine->fd, engine->events, 1, 0) > 0;
+}
+
 static void listener_pause(Source *source) {
 	source_watch(source, 0);
 	loop_timer_set(source->engine->loop, &source->pause, loop_now(source->engine->loop) + LOOP_RETRY_NS);
@@ -343,5 +350,6 @@ const LoopEngine loop_engine_epoll = {
 	.flush = epoll_flush,
 	.submit = epoll_submit,
 	.wait = epoll_engine_wait,
+	.look = epoll_look,
 	.dispatch = epoll_dispatch,
 };

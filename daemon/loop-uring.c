@@ -444,6 +444,16 @@ static int uring_wait(Loop *loop, int64_t timeout_ns) {
 	return engine_enter(engine, timeout_ns);
 }
 
+/* with DEFER_TASKRUN or COOP_TASKRUN the kernel flags what it has for us; without, it is in the queue */
+static bool uring_look(Loop *loop, bool first) {
+	Engine *engine = loop->state;
+
+	if (first)
+		(void)io_uring_submit(&engine->ring);
+	return !list_is_empty(&engine->ready) || !list_is_empty(&engine->changed) || io_uring_cq_ready(&engine->ring) ||
+	       __atomic_load_n(engine->ring.sq.kflags, __ATOMIC_ACQUIRE) & IORING_SQ_TASKRUN;
+}
+
 /* completions */
 
 static void source_accepted(Source *source, int result, bool more) {
@@ -651,5 +661,6 @@ const LoopEngine loop_engine_uring = {
 	.flush = uring_flush,
 	.submit = uring_submit,
 	.wait = uring_wait,
+	.look = uring_look,
 	.dispatch = uring_dispatch,
 };

@@ -228,12 +228,37 @@ static int64_t loop_timeout(const Loop *loop) {
 	return loop->timers->at_ns - now < INT64_MAX ? (int64_t)(loop->timers->at_ns - now) : -1;
 }
 
+void loop_set_spin(Loop *loop, Spin *spin, void (*on_spin)(void *userdata), void *userdata) {
+	loop->spin = spin;
+	loop->on_spin = on_spin;
+	loop->spin_userdata = userdata;
+}
+
+/* true when something came meanwhile; never longer than until the next timer */
+static bool loop_spin(Loop *loop, int64_t timeout_ns) {
+	uint64_t until, ns;
+	bool found = false;
+
+	if (!loop->spin || !timeout_ns || !spin_begins(loop->spin))
+		return false;
+	if (loop->on_spin)
+		loop->on_spin(loop->spin_userdata);
+	ns = timeout_ns > 0 && (uint64_t)timeout_ns < loop->spin->ns ? (uint64_t)timeout_ns : loop->spin->ns;
+	until = clock_now() + ns;
+	for (bool first = true; !found && clock_now() < until; first = false)
+		found = loop->engine->look(loop, first);
+	spin_ends(loop->spin, found);
+	return found;
+}
+
 int loop_run(Loop *loop) {
+	int64_t timeout;
 	int r;
 
 	while (!loop->quit) {
 		loop->engine->flush(loop);
-		r = loop->engine->wait(loop, loop_timeout(loop));
+		timeout = loop_timeout(loop);
+		r = loop->engine->wait(loop, loop_spin(loop, timeout) ? 0 : timeout);
 		if (r)
 			return r;
 		loop->now_ns = 0;

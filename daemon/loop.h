@@ -19,6 +19,7 @@
 
 #include "closer.h"
 #include "list.h"
+#include "spin.h"
 
 #define LOOP_MESSAGES_PER_TURN 16
 
@@ -112,6 +113,8 @@ const char *loop_reason(const Loop *loop);
 /* Runs until loop_quit(), then sends what is queued without waiting. Returns 0 or -errno when the engine broke. */
 int loop_run(Loop *loop);
 void loop_quit(Loop *loop);
+/* before it sleeps; borrowed, NULL for never. @on_spin, if not NULL, is called before each time. */
+void loop_set_spin(Loop *loop, Spin *spin, void (*on_spin)(void *userdata), void *userdata);
 /* called at the end of every turn, before what is queued is sent */
 void loop_set_turn(Loop *loop, void (*on_turn)(void *userdata), void *userdata);
 /* CLOCK_MONOTONIC in nanoseconds, once for all of a turn */

@@ -100,6 +100,7 @@ unit_tests = \
 	tests/unit/test-pool \
 	tests/unit/test-protocol \
 	tests/unit/test-registry \
+	tests/unit/test-spin \
 	tests/unit/test-supervise \
 	tests/fuzz/fuzz-codec
 check_PROGRAMS += $(unit_tests)

@@ -2,12 +2,16 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "client.h"
+
+#define SPIN_VAIN_MAX 8
+#define SPIN_SKIPS 64
 
 uint8_t *client_request_begin(WireWriter *writer, uint16_t opcode) {
 	uint8_t *buffer = malloc(WIRE_MESSAGE_MAX);
@@ -142,12 +146,51 @@ int client_receive_now(struct shmb_client *client, int fd, int *fds, FdMessage *
 }
 
 /* receives one message as the reader; io_lock is not held */
+/*
+ * A wake-up across CPUs costs more than most answers: where the broker looks for work before it sleeps, whoever waits
+ * for it does the same, on another CPU than the broker's, unless it was in vain several times in a row.
+ */
+static bool spin_begins(struct shmb_client *client) {
+	const RegistryHeader *registry = client->registry;
+
+	if (!registry || !atomic_load_explicit(&registry->spin_us, memory_order_relaxed) ||
+	    atomic_load_explicit(&registry->broker_cpu, memory_order_relaxed) == (uint32_t)sched_getcpu())
+		return false;
+	if (!client->spin_skips)
+		return true;
+	client->spin_skips--;
+	return false;
+}
+
+static uint64_t now_ns(void) {
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static int client_spin(struct shmb_client *client, int *fds, FdMessage *ret) {
+	uint64_t until = now_ns() + (uint64_t)atomic_load(&client->registry->spin_us) * 1000;
+	int r = -EAGAIN;
+
+	while (r == -EAGAIN && now_ns() < until)
+		r = client_receive_now(client, client->fd, fds, ret);
+	client->spin_vain = r == -EAGAIN ? client->spin_vain + 1 : 0;
+	if (client->spin_vain == SPIN_VAIN_MAX) {
+		client->spin_vain = 0;
+		client->spin_skips = SPIN_SKIPS;
+	}
+	return r;
+}
+
 static int client_receive(struct shmb_client *client, int timeout, int *fds, FdMessage *ret) {
 	struct pollfd poll_fd = { .fd = client->fd, .events = POLLIN };
 	int r;
 
 	for (;;) {
 		r = client_receive_now(client, client->fd, fds, ret);
+		if (r == -EAGAIN && timeout && spin_begins(client))
+			r = client_spin(client, fds, ret);
 		if (r != -EAGAIN)
 			return r;
 		r = poll(&poll_fd, 1, timeout);

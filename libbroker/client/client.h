@@ -96,6 +96,8 @@ struct shmb_client {
 
 	pthread_mutex_t io_lock; /* calls, events, the reader's role */
 	pthread_cond_t io_changed;
+	uint32_t spin_vain; /* of whoever reads: times in a row that looking for an answer was in vain */
+	uint32_t spin_skips;
 	bool reading;	    /* some thread receives, or makes the connection anew */
 	int broken;	    /* -errno or a code once there will be no connection any more */
 	_Atomic bool away;  /* the connection is lost and is to be made anew; changed under io_lock */

@@ -79,7 +79,8 @@ typedef struct RegistryHeader {
 	_Atomic uint32_t state;
 	_Atomic uint32_t broker_cpu;	/* where the loop last ran, for spinning clients */
 	_Atomic uint64_t gone_sequence; /* incremented whenever a generation is gone or revoked */
-	uint8_t reserved2[48];
+	_Atomic uint32_t spin_us;	/* how long the broker looks for work before it sleeps: clients may too */
+	uint8_t reserved2[44];
 } RegistryHeader;
 
 typedef struct RegistrySlot {

@@ -58,7 +58,8 @@ WIRE_STRUCTS(STRUCT)
 	F(u32, state, "1 open, 2 closed: no acquire succeeds any more")         \
 	F(u32, broker_cpu, "where the broker last ran")                         \
 	F(u64, gone_sequence, "grows whenever a generation is gone or revoked") \
-	F(b48, reserved2, "")
+	F(u32, spin_us, "how long the broker looks for work before it sleeps")  \
+	F(b44, reserved2, "")
 
 #define RegistrySlot_FIELDS(F)                                           \
 	F(u64, word, "generation << 2 | state, 0 when the slot is free") \
