@@ -49,7 +49,8 @@ EXTRA_DIST += $(system_files)
 
 model_files = \
 	tests/model/check \
-	tests/model/lease.pml
+	tests/model/lease.pml \
+	tests/model/pool.pml
 EXTRA_DIST += $(model_files)
 
 EXTRA_DIST += tests/stress/check

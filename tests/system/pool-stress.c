@@ -257,12 +257,27 @@ static bool run(struct shmb_client *client, const char *line) {
 	return true;
 }
 
+/* a broker that is killed before it has made the session leaves nothing that could be resumed */
+static struct shmb_client *connect_to(const char *path) {
+	time_t deadline = time(NULL) + DEAD_WITHIN_S;
+	struct shmb_client *client;
+	int r;
+
+	do {
+		r = shmb_client_new(&client, path, 0, 0);
+	} while ((r == -ECONNRESET || r == -EPIPE || r == -ECONNREFUSED) && time(NULL) < deadline);
+	if (r)
+		fail("connect");
+	return client;
+}
+
 int main(int argc, char **argv) {
 	struct shmb_client *client;
 	char line[256];
 
-	if (argc < 2 || shmb_client_new(&client, argv[1], 0, 0))
-		fail("connect");
+	if (argc < 2)
+		return 2;
+	client = connect_to(argv[1]);
 	if (argc > 3)
 		return worker_main(client, (unsigned)atoi(argv[3]));
 	while (fgets(line, sizeof(line), stdin))
