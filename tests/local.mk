@@ -37,6 +37,7 @@ system_files = \
 	tests/system/test_limits.py \
 	tests/system/test_memory.py \
 	tests/system/test_pages.py \
+	tests/system/test_parked.py \
 	tests/system/test_recovery.py \
 	tests/system/test_regions.py \
 	tests/system/test_restart.py \

@@ -19,6 +19,7 @@ class LastingBroker(Broker):
     """A supervisor with its broker, whose pid is .pid. The program is a copy, which a test may replace."""
 
     def launch(self, prepare):
+        self.prepare = prepare
         self.program = self.socket.parent / "shmbrokerd"
         shutil.copy(BUILD / "shmbrokerd", self.program)
         with open(self.log_path, "wb") as log:
