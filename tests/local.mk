@@ -44,7 +44,9 @@ system_files = \
 	tests/system/test_rights.py \
 	tests/system/test_scale.py \
 	tests/system/test_supervise.py \
-	tests/system/test_systemd.py
+	tests/system/test_systemd.py \
+	tests/system/test_systemd_restart.py \
+	tests/system/test_upgrade.py
 EXTRA_DIST += $(system_files)
 
 model_files = \

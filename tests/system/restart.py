@@ -21,6 +21,8 @@ class LastingBroker(Broker):
     def launch(self, prepare):
         self.prepare = prepare
         self.program = self.socket.parent / "shmbrokerd"
+        # one that is executed still cannot be written over
+        self.program.unlink(missing_ok=True)
         shutil.copy(BUILD / "shmbrokerd", self.program)
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([self.program, "--supervise", *self.arguments], stdin=subprocess.DEVNULL,
