@@ -41,6 +41,7 @@ system_files = \
 	tests/system/test_recovery.py \
 	tests/system/test_regions.py \
 	tests/system/test_restart.py \
+	tests/system/test_restart_client.py \
 	tests/system/test_rights.py \
 	tests/system/test_scale.py \
 	tests/system/test_supervise.py \
@@ -139,6 +140,7 @@ tests_demo_consumer_LDFLAGS = $(AM_LDFLAGS) -no-install
 
 # peers that the system tests start; the library is in them, so that they run wherever they are copied to
 tests_system_client_memory_LDADD = libclient.la
+tests_system_client_restart_LDADD = libclient.la
 tests_system_client_threads_LDADD = libclient.la
 tests_system_peer_LDADD = libclient.la
 # this one loads the library
@@ -163,6 +165,7 @@ test_programs = \
 	tests/stress/stress \
 	tests/system/client-dlopen \
 	tests/system/client-memory \
+	tests/system/client-restart \
 	tests/system/client-threads \
 	tests/system/peer
 check_PROGRAMS += $(test_programs)
