@@ -3,11 +3,13 @@
 
 import os
 import random
+import re
 import subprocess
 
 import pytest
 from broker import ADMIN, DEADLINE, OWNER, become, until
 from programs import program
+from protocol_client import ERROR_NAMES
 
 KILLS = 12
 
@@ -96,5 +98,17 @@ def test_no_fds_leak(lasting, busy):
     for _ in range(10):
         lasting.kill()
         busy.goes_on()
-    assert min(busy.fds() for _ in range(100)) <= first + 1
+    until(lambda: busy.fds() <= first, lambda: f"{first} at first, {busy.fds()} now")
     busy.end()
+
+
+def test_after_the_end_of_the_supervisor(lasting, busy):
+    """The fast path stops with DETACHED, and what asks the next broker is told that the session is over."""
+    busy.goes_on()
+    lasting.process.terminate()
+    assert lasting.process.wait(DEADLINE) == 0
+    lasting.launch(lasting.prepare)
+    until(lambda: ": ready" in lasting.log(), lasting.log)
+    rest, _ = busy.process.communicate(timeout=DEADLINE)
+    number = int(re.search(r"^line \d+: .* is (-?\d+) ", rest, re.M)[1])
+    assert ERROR_NAMES.get(number) in ("DETACHED", "STALE"), rest
