@@ -211,6 +211,16 @@ static uint64_t count_fds(void) {
 	return n;
 }
 
+/* before anything is recovered, which may be more than the soft limit admits */
+static void raise_fd_limit(void) {
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit))
+		return;
+	limit.rlim_cur = limit.rlim_max;
+	(void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 /* beyond the budget a request is refused with a reason; EMFILE never comes as a surprise */
 static void broker_init_fd_budget(Broker *broker) {
 	struct rlimit limit = {};
@@ -219,9 +229,6 @@ static void broker_init_fd_budget(Broker *broker) {
 
 	clients = broker->n_recovered_fds + closer_total(broker->closer);
 	used -= clients < used ? clients : 0;
-	(void)getrlimit(RLIMIT_NOFILE, &limit);
-	limit.rlim_cur = limit.rlim_max;
-	(void)setrlimit(RLIMIT_NOFILE, &limit);
 	(void)getrlimit(RLIMIT_NOFILE, &limit);
 	broker->fd_budget = limit.rlim_cur > used ? limit.rlim_cur - used : 0;
 	accounts_set_total(&broker->accounts, ACCOUNT_FDS, broker->fd_budget);
@@ -458,6 +465,7 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 	accounts_set_total(&broker->accounts, ACCOUNT_REGIONS, config->capacity);
 	/* tokens and keys of clients are in this memory */
 	(void)prctl(PR_SET_DUMPABLE, 0);
+	raise_fd_limit();
 
 	r = notify_take_fds(&fds);
 	broker->reply = aligned_alloc(64, WIRE_MESSAGE_MAX);

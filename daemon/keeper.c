@@ -164,8 +164,24 @@ static void keeper_make_spare(Keeper *keeper) {
 		keeper_retry(keeper, RETRY_NS);
 }
 
+static bool segment_is_waste(const Segment *segment) {
+	bool is_open = segment == segment->keeper->current || segment == segment->keeper->spare;
+
+	return segment->dead_bytes > KEEPER_DEAD_MAX ||
+	       (!is_open && (segment->n_live * 2 < segment->n_entries || segment->n_live < KEEPER_SEGMENT_FEW));
+}
+
+/* true when it is to be compacted */
+static bool segment_judge(Segment *segment) {
+	if (!list_is_linked(&segment->waste_link) && segment_is_waste(segment))
+		list_append(&segment->keeper->waste, &segment->waste_link);
+	return list_is_linked(&segment->waste_link);
+}
+
 /* a segment that takes messages; NULL when there is none now */
 static Segment *keeper_rotate(Keeper *keeper) {
+	Segment *old = keeper->current;
+
 	if (!keeper->spare)
 		return NULL;
 	if (segment_is_refused(keeper->spare)) {
@@ -181,6 +197,9 @@ static Segment *keeper_rotate(Keeper *keeper) {
 	keeper->full = false;
 	keeper->current = keeper->spare;
 	keeper->spare = NULL;
+	/* it takes no more: one that was never stored has nothing in it either */
+	if (old)
+		(void)segment_judge(old);
 	keeper_make_spare(keeper);
 	return keeper->current;
 }
@@ -291,20 +310,6 @@ const char *keeper_why(int error) {
 	default:
 		return "no fds: what must outlive the broker could not be parked";
 	}
-}
-
-static bool segment_is_waste(const Segment *segment) {
-	bool is_open = segment == segment->keeper->current || segment == segment->keeper->spare;
-
-	return segment->dead_bytes > KEEPER_DEAD_MAX ||
-	       (!is_open && (segment->n_live * 2 < segment->n_entries || segment->n_live < KEEPER_SEGMENT_FEW));
-}
-
-/* true when it is to be compacted */
-static bool segment_judge(Segment *segment) {
-	if (!list_is_linked(&segment->waste_link) && segment_is_waste(segment))
-		list_append(&segment->keeper->waste, &segment->waste_link);
-	return list_is_linked(&segment->waste_link);
 }
 
 static bool segment_hold(Segment *segment, uint32_t uid, int fd) {

@@ -269,7 +269,9 @@ void ledger_put_session(Ledger *ledger, const Session *session) {
 	memcpy(at->comm, session->identity->comm, sizeof(at->comm));
 	memcpy(at->container, session->identity->container,
 	       strnlen(session->identity->container, sizeof(at->container) - 1));
-	ledger->header->last_session = session->id;
+	/* ids are given when a connection comes, which need not say HELLO in that order */
+	if (ledger->header->last_session < session->id)
+		ledger->header->last_session = session->id;
 	if (ledger->header->n_used_sessions <= session->index)
 		ledger->header->n_used_sessions = session->index + 1;
 	store_id(&at->id, session->id);

@@ -548,6 +548,11 @@ int recover(Broker *broker, NotifyFds *fds) {
 		registry->fd = close_fd(registry->fd);
 		ledger->fd = close_fd(ledger->fd);
 	}
+	/* the next broker tries again with all that there is */
+	if (r)
+		broker->keeper.frozen = broker->registry.frozen = broker->ledger.frozen = true;
+	for (size_t i = 0; r && i < recovery.n_objects; ++i)
+		object_unref(recovery.objects[i].object);
 	free(recovery.sessions);
 	free(recovery.objects);
 	return r;

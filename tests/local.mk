@@ -37,14 +37,19 @@ system_files = \
 	tests/system/test_limits.py \
 	tests/system/test_memory.py \
 	tests/system/test_pages.py \
+	tests/system/test_parked.py \
 	tests/system/test_pool.py \
 	tests/system/test_recovery.py \
 	tests/system/test_regions.py \
 	tests/system/test_restart.py \
+	tests/system/test_restart_client.py \
 	tests/system/test_rights.py \
 	tests/system/test_scale.py \
+	tests/system/test_spin.py \
 	tests/system/test_supervise.py \
-	tests/system/test_systemd.py
+	tests/system/test_systemd.py \
+	tests/system/test_systemd_restart.py \
+	tests/system/test_upgrade.py
 EXTRA_DIST += $(system_files)
 
 model_files = \
@@ -141,6 +146,7 @@ tests_demo_consumer_LDFLAGS = $(AM_LDFLAGS) -no-install
 
 # peers that the system tests start; the library is in them, so that they run wherever they are copied to
 tests_system_client_memory_LDADD = libclient.la
+tests_system_client_restart_LDADD = libclient.la
 tests_system_client_threads_LDADD = libclient.la
 tests_system_peer_LDADD = libclient.la
 tests_system_pool_stress_LDADD = libclient.la
@@ -166,6 +172,7 @@ test_programs = \
 	tests/stress/stress \
 	tests/system/client-dlopen \
 	tests/system/client-memory \
+	tests/system/client-restart \
 	tests/system/client-threads \
 	tests/system/peer \
 	tests/system/pool-stress

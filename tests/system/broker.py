@@ -175,11 +175,39 @@ class PeerClient(Client):
         self.kept += [Client(self.path) for _ in range(count)]
         return len(self.kept)
 
+    def fly(self, count):
+        """Has so many fds in flight: sent, and received by nobody."""
+        self.kept += socket.socketpair()
+        for _ in range(count // 100):
+            socket.send_fds(self.kept[-1], [b"x"], [0] * 100)
+
     def poke(self, name, data, offset=0):
         os.pwrite(self.memories[name], data, offset)
 
     def truncate(self, name, size):
         os.ftruncate(self.memories[name], size)
+
+    def give_full(self, name, size):
+        """Memory that has all its pages, of which this process keeps nothing."""
+        self.give(name, size=size)
+        os.posix_fallocate(self.memories[name], 0, size)
+        os.close(self.memories.pop(name))
+
+    def give_singly(self, prefix, count):
+        """One message for each. Returns how many were taken, and why the next one was not."""
+        for i in range(count):
+            try:
+                self.give(f"{prefix}{i}", size=4096)
+            except Refused as refused:
+                os.close(self.memories.pop(f"{prefix}{i}"))
+                if refused.name != "AGAIN":
+                    return i, refused.name, refused.text
+        return count, None, None
+
+    def unregister_singly(self, prefix, count):
+        for i in range(count):
+            self.unregister(f"{prefix}{i}")
+            os.close(self.memories.pop(f"{prefix}{i}"))
 
     def events_seen(self):
         return self.events

@@ -19,7 +19,10 @@ class LastingBroker(Broker):
     """A supervisor with its broker, whose pid is .pid. The program is a copy, which a test may replace."""
 
     def launch(self, prepare):
+        self.prepare = prepare
         self.program = self.socket.parent / "shmbrokerd"
+        # one that is executed still cannot be written over
+        self.program.unlink(missing_ok=True)
         shutil.copy(BUILD / "shmbrokerd", self.program)
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([self.program, "--supervise", *self.arguments], stdin=subprocess.DEVNULL,

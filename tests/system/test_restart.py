@@ -202,6 +202,18 @@ def test_who_may_resume(lasting):
     admin.resume()
 
 
+def test_sessions_that_did_not_open_in_order(lasting):
+    """The first to connect is the last to say HELLO; both come back, and no number is given twice."""
+    first, second = lasting.peer(OWNER, hello=False), lasting.peer(OWNER)
+    numbers = [first.hello()["session"], second.session]
+    for peer, name in ((first, "first"), (second, "second")):
+        peer.give(name)
+    lasting.kill()
+    resume_all(first, second)
+    late = lasting.peer(OWNER)
+    assert len({*numbers, late.session}) == 3 and late.session > max(numbers)
+
+
 def test_quotas_leave_room_to_come_back(start):
     """A session that is away is charged for; the connection that it comes back by must find room all the same."""
     lasting = start(kind=LastingBroker, config="[quota]\nsessions = 3\n")
