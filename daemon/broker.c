@@ -434,8 +434,10 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 	broker->registry.fd = broker->registry.read_only_fd = broker->ledger.fd = -EBADF;
 	list_init(&broker->sessions);
 	list_init(&broker->dying);
+	list_init(&broker->subscribers);
 	list_init(&broker->scan);
 	list_init(&broker->lost);
+	list_init(&broker->free_leases);
 	broker->closer_timer.on_time = on_closer_time;
 	broker->detached_timer.on_time = on_detached_time;
 	broker->watchdog_timer.on_time = on_watchdog_time;
@@ -538,7 +540,9 @@ Broker *broker_free(Broker *broker) {
 	(void)close_fd(broker->signal_fd);
 	(void)close_fd(broker->aside_fds[0]);
 	(void)close_fd(broker->aside_fds[1]);
+	leases_deinit(broker);
 	table_deinit(&broker->away);
+	table_deinit(&broker->by_id);
 	ledger_deinit(&broker->ledger);
 	registry_deinit(&broker->registry);
 	loop_free(broker->loop);

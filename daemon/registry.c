@@ -134,6 +134,10 @@ static RegistrySlot *registry_slot(Registry *registry, uint32_t slot) {
 	return (RegistrySlot *)((uintptr_t)registry->header + registry->shape.slots_offset) + slot;
 }
 
+static RegistryDetail *registry_detail(Registry *registry, uint32_t slot) {
+	return (RegistryDetail *)((uintptr_t)registry->header + registry->shape.details_offset) + slot;
+}
+
 static _Atomic uint64_t *registry_index(Registry *registry) {
 	return (_Atomic uint64_t *)((uintptr_t)registry->header + registry->shape.index_offset);
 }
@@ -233,6 +237,8 @@ static void index_remove(Registry *registry, uint32_t at) {
 
 static void registry_write_slot(Registry *registry, const Region *region) {
 	RegistrySlot *slot = registry_slot(registry, region->slot);
+	RegistryDetail *detail = registry_detail(registry, region->slot);
+	size_t head = layout_name_head(region->name_length), rest = region->name_length - head;
 
 	kill_point();
 	slot->size = region->size;
@@ -241,14 +247,14 @@ static void registry_write_slot(Registry *registry, const Region *region) {
 	slot->kind = region->kind;
 	slot->access = region->access;
 	atomic_store_explicit(&slot->flags, region->flags, memory_order_relaxed);
-	memcpy(slot->name, region->name, region->name_length);
-	memset(slot->name + region->name_length, 0, sizeof(slot->name) - region->name_length);
+	memcpy(slot->name, region->name, head);
+	memset(slot->name + head, 0, sizeof(slot->name) - head);
 	kill_point();
-	slot->object = region->object ? region->object->id : 0;
-	slot->object_size = region->object ? region->object->size : 0;
-	slot->owner = region->owner_number;
-	slot->ready_index = 0;
-	slot->ready_object = 0;
+	memcpy(detail->name_rest, region->name + head, rest);
+	memset(detail->name_rest + rest, 0, sizeof(detail->name_rest) - rest);
+	detail->object = region->object ? region->object->id : 0;
+	detail->object_size = region->object ? region->object->size : 0;
+	detail->owner = region->owner_number;
 }
 
 void registry_set_flags(Registry *registry, const Region *region) {
@@ -314,7 +320,7 @@ void registry_set_state(Registry *registry, Region *region, uint32_t state) {
 }
 
 void registry_begin_scan(Registry *registry, Region *region) {
-	atomic_fetch_add(&registry_slot(registry, region->slot)->scan, 1);
+	atomic_fetch_add(&registry_detail(registry, region->slot)->scan, 1);
 }
 
 void registry_gone(Registry *registry) {
@@ -358,19 +364,22 @@ void registry_session_release(Registry *registry, uint32_t index) {
 
 /* ---- recovery ---- */
 
-static bool slot_is_right(const RegistrySlot *slot, const Region *region) {
+static bool slot_is_right(const RegistrySlot *slot, const RegistryDetail *detail, const Region *region) {
+	size_t head = layout_name_head(region->name_length);
+
 	return atomic_load(&slot->word) == layout_word(region->generation, region->state) &&
 	       slot->size == region->size && slot->offset == region->offset &&
 	       slot->name_length == region->name_length && slot->kind == region->kind &&
-	       slot->access == region->access && !memcmp(slot->name, region->name, region->name_length) &&
+	       slot->access == region->access && !memcmp(slot->name, region->name, head) &&
+	       !memcmp(detail->name_rest, region->name + head, region->name_length - head) &&
 	       (!region->object ||
-		(slot->object == region->object->id && slot->object_size >= region->offset + region->size));
+		(detail->object == region->object->id && detail->object_size >= region->offset + region->size));
 }
 
 bool registry_restore(Registry *registry, Region *region, bool has_name) {
 	RegistrySlot *slot = registry_slot(registry, region->slot);
 	uint64_t hash = wire_name_hash(registry->shape.hash_seed, region->name, region->name_length);
-	bool mended = !slot_is_right(slot, region);
+	bool mended = !slot_is_right(slot, registry_detail(registry, region->slot), region);
 
 	registry->regions[region->slot] = region;
 	registry->n_regions++;

@@ -182,8 +182,9 @@ static bool scan_barrier(Broker *broker, List *regions) {
 static void region_gone(Region *region) {
 	region->broker->stats.gone++;
 	if (region->state != WIRE_STATE_REVOKED) {
-		event_region(WIRE_EVENT_GONE, region);
+		/* who waits for it is answered first: its mappers, who are told, may be many */
 		waits_region_gone(region);
+		event_region(WIRE_EVENT_GONE, region);
 	}
 	region_free(region);
 }

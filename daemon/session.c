@@ -116,7 +116,6 @@ static void session_set_may_pass_fds(Session *session, bool may) {
 	if (setsockopt(session->conn.fd, SOL_SOCKET, SO_PASSRIGHTS, &value, sizeof(value)) < 0)
 		return;
 	session->may_pass_fds = may;
-	loop_conn_set_may_pass_fds(&session->conn, may);
 }
 
 void session_reload(Session *session) {
@@ -298,6 +297,7 @@ static Session *session_free(Session *session) {
 		ledger_drop_session(&broker->ledger, session);
 		registry_session_release(&broker->registry, session->index);
 	}
+	table_remove(&broker->by_id, &session->id_link);
 	list_remove(&session->link);
 	broker->n_sessions--;
 	account_refund(&session->charge_session);
@@ -461,7 +461,7 @@ static int session_link(Session *session, int fd) {
 
 	session->conn.fd = fd;
 	session->conn.owner_uid = session->peer.uid;
-	session->conn.may_pass_fds = session->may_pass_fds = true;
+	session->may_pass_fds = true;
 	session->conn.on_message = on_message;
 	session->conn.on_end = on_end;
 	r = loop_conn_link(broker->loop, &session->conn);
@@ -551,6 +551,9 @@ int session_accept(Broker *broker, int accepted, uint32_t listener) {
 	}
 	if (!r) {
 		session->id = ++broker->last_session;
+		r = table_insert(&broker->by_id, &session->id_link, table_hash(session->id)) ? 0 : -ENOMEM;
+	}
+	if (!r) {
 		if (getrandom(session->token, sizeof(session->token), 0) != (ssize_t)sizeof(session->token))
 			r = -EIO;
 	}
@@ -594,6 +597,7 @@ Session *session_restore(Broker *broker, uint32_t index) {
 	session->account = account_get(&broker->accounts, at->uid);
 	session->identity = identity_new(&session->peer);
 	if (!session->account || !session->identity ||
+	    !table_insert(&broker->by_id, &session->id_link, table_hash(session->id)) ||
 	    (session->state == SESSION_AWAY && !session_enter_away(session))) {
 		session->index = UINT32_MAX;
 		return session_free(session);
@@ -630,6 +634,16 @@ int session_set_pidfd(Session *session, int pidfd) {
 	if (!r && !is_parked)
 		(void)keeper_park(&session->broker->keeper, &entry, 1);
 	return r;
+}
+
+Session *session_find(Broker *broker, uint64_t id) {
+	table_for_each(link, &broker->by_id, table_hash(id)) {
+		Session *session = container_of(link, Session, id_link);
+
+		if (session->id == id)
+			return session;
+	}
+	return NULL;
 }
 
 Session *session_find_away(Broker *broker, uint64_t id) {

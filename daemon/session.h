@@ -50,6 +50,7 @@ struct Session {
 	LoopConn conn;
 	LoopPoll pidfd_poll;
 	KeeperEntry parked_pidfd;
+	TableLink id_link;   /* in Broker.by_id */
 	TableLink away_link; /* in Broker.away while it is */
 	LoopTimer hello_timer;
 	Peer peer;
@@ -85,6 +86,7 @@ struct Session {
 	uint32_t n_waits;
 	uint64_t n_bytes;
 	uint32_t event_mask;
+	ListLink subscriber_link; /* in Broker.subscribers while that is not 0 */
 	uint64_t events_lost;
 	ListLink lost_link; /* in Broker.lost while events_lost is not 0 */
 };
@@ -109,6 +111,8 @@ void sessions_turn(Broker *broker);
 Session *session_restore(Broker *broker, uint32_t index);
 /* its pidfd, consumed; without one it is looked for by pid and start time. Returns 0 or -errno. */
 int session_set_pidfd(Session *session, int pidfd);
+/* the session with that id, or NULL */
+Session *session_find(Broker *broker, uint64_t id);
 /* the session that is AWAY with that id, or NULL */
 Session *session_find_away(Broker *broker, uint64_t id);
 /* is @newcomer the process that opened @session, through the same listener? */

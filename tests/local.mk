@@ -38,6 +38,7 @@ system_files = \
 	tests/system/test_memory.py \
 	tests/system/test_pages.py \
 	tests/system/test_parked.py \
+	tests/system/test_pool.py \
 	tests/system/test_recovery.py \
 	tests/system/test_regions.py \
 	tests/system/test_restart.py \
@@ -100,6 +101,7 @@ unit_tests = \
 	tests/unit/test-notify \
 	tests/unit/test-object \
 	tests/unit/test-peer \
+	tests/unit/test-pool \
 	tests/unit/test-protocol \
 	tests/unit/test-registry \
 	tests/unit/test-supervise \
@@ -129,6 +131,7 @@ tests_unit_test_supervise_CPPFLAGS = $(AM_CPPFLAGS) $(manager_flags)
 tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_resume_LDADD = libclient.la $(CMOCKA_LIBS)
+tests_unit_test_pool_LDADD = libclient.la $(CMOCKA_LIBS)
 
 # the demonstration: uses what an installed library offers, nothing else
 tests_demo_owner_SOURCES = tests/demo/owner.c tests/demo/frame.h
@@ -143,6 +146,7 @@ tests_system_client_memory_LDADD = libclient.la
 tests_system_client_restart_LDADD = libclient.la
 tests_system_client_threads_LDADD = libclient.la
 tests_system_peer_LDADD = libclient.la
+tests_system_pool_stress_LDADD = libclient.la
 # this one loads the library
 tests_system_client_dlopen_LDADD =
 
@@ -167,7 +171,8 @@ test_programs = \
 	tests/system/client-memory \
 	tests/system/client-restart \
 	tests/system/client-threads \
-	tests/system/peer
+	tests/system/peer \
+	tests/system/pool-stress
 check_PROGRAMS += $(test_programs)
 test-programs: $(test_programs)
 .PHONY: test-programs

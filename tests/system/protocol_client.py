@@ -497,7 +497,7 @@ class LeasePage:
             slot = (word & 0xFFFFFFFF) - 1
             if word >> 32 == value >> 32 and slot < self.header["capacity"]:
                 found = self.slot(slot)
-                if found["name"][: found["name_length"]] == name and found["word"]:
+                if found["name"] == name and found["word"]:
                     return slot
         return None
 
@@ -505,7 +505,12 @@ class LeasePage:
         return self.header["slots_offset"] + slot * self.header["slot_size"]
 
     def slot(self, slot):
-        return STRUCTS["RegistrySlot"].unpack(self.registry, self.slot_at(slot))
+        """The fields of both halves, the name in one piece."""
+        found = STRUCTS["RegistrySlot"].unpack(self.registry, self.slot_at(slot))
+        detail = STRUCTS["RegistryDetail"].unpack(
+            self.registry, self.header["details_offset"] + slot * self.header["detail_size"])
+        name = (found["name"] + detail["name_rest"])[: found["name_length"]]
+        return {**found, **detail, "name": name}
 
     def word(self, slot):
         """(generation, state)"""

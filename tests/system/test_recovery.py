@@ -95,7 +95,7 @@ def half_written(scene, books):
     scene.region(books, "b").generation = 0
     books.ledger.redo = 3
     slot = books.slot(scene.given["b"]["slot"])
-    slot.name, slot.size, slot.offset, slot.access, slot.object = b"garbage" * 30, HUGE, HUGE, 255, HUGE
+    slot.name, slot.size, slot.offset, slot.access, slot.object = b"garbage" * 4, HUGE, HUGE, 255, HUGE
 
 
 def not_in_the_ledger(scene, books):
@@ -197,7 +197,7 @@ def doubled_index(scene, books):
 def slots(scene, books):
     for name in scene.given:
         slot = books.slot(scene.given[name]["slot"])
-        slot.word, slot.name, slot.size, slot.name_length, slot.flags = 2**64 - 1, b"x" * 256, HUGE, 65535, 2**32 - 1
+        slot.word, slot.name, slot.size, slot.name_length, slot.flags = 2**64 - 1, b"x" * 32, HUGE, 65535, 2**32 - 1
 
 
 def session_table(scene, books):
