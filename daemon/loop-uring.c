@@ -644,6 +644,7 @@ static void uring_free(Loop *loop) {
 	io_uring_queue_exit(&engine->ring);
 	for (ListLink *link; (link = list_first(&engine->sources));)
 		source_free(container_of(link, Source, link));
+	engine_bury(engine);
 	free(engine);
 }
 

@@ -313,6 +313,9 @@ void registry_unname(Registry *registry, Region *region) {
 void registry_set_state(Registry *registry, Region *region, uint32_t state) {
 	region->state = state;
 	kill_point();
+	/* the ledger says no more either */
+	if (registry->frozen)
+		return;
 	atomic_store(&registry_slot(registry, region->slot)->word, layout_word(region->generation, state));
 }
 

@@ -61,15 +61,16 @@ class LastingBroker(Broker):
         self.said(": ready", ready + 1)
 
     @contextlib.contextmanager
-    def deaf(self):
-        """Inside the broker reads nothing any more; then it is killed, and the next one serves."""
+    def deaf(self, number=signal.SIGKILL):
+        """Inside the broker reads nothing; then it is ended, and the next one serves."""
         ready = self.log().count(": ready")
         broker = self.pid
         os.kill(broker, signal.SIGSTOP)
         try:
             yield
         finally:
-            os.kill(broker, signal.SIGKILL)
+            os.kill(broker, number)
+            os.kill(broker, signal.SIGCONT)
         self.said(": ready", ready + 1)
 
 

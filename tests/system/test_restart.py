@@ -2,6 +2,7 @@
 """SIGKILL of the broker: sessions resume, everything is as it was, and a request in flight makes its effect once."""
 
 import os
+import signal
 import time
 
 import pytest
@@ -414,6 +415,21 @@ def test_a_hang_up_that_the_broker_had_begun_with(lasting):
         lasting.kill()
         admin.resume()
         until(lambda: not admin.status() and len(admin.clients()) == 1, lambda: f"it is over: {admin.status()}")
+
+
+def test_a_process_that_ends_with_the_broker(lasting):
+    """A broker that ends in order looks at a death and at SIGTERM in one turn: the next one finds no contradiction."""
+    admin = lasting.peer(ADMIN)
+    for i in range(3):
+        owners = [lasting.peer(OWNER) for _ in range(4)]
+        for owner in owners:
+            owner.give(f"r{i}.{owner.pid}")
+        with lasting.deaf(signal.SIGTERM):
+            for owner in owners:
+                owner.kill()
+        admin.resume()
+        until(lambda: not admin.status(), "their regions are gone")
+    assert lasting.log().count("recovered ") == lasting.log().count(" 0 slots mended") == 3
 
 
 def test_detached_sessions_end_after_a_restart(start):
