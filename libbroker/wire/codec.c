@@ -51,7 +51,7 @@ static size_t reader_left(const WireReader *reader) {
 	return (size_t)(reader->end - reader->at);
 }
 
-static bool bytes_are_zero(const void *bytes, size_t size) {
+static inline bool bytes_are_zero(const void *bytes, size_t size) {
 	const uint8_t *at = bytes;
 	uint8_t any = 0;
 
@@ -60,7 +60,7 @@ static bool bytes_are_zero(const void *bytes, size_t size) {
 	return any == 0;
 }
 
-void wire_read(WireReader *reader, void *ret, size_t size) {
+static inline __attribute__((__always_inline__)) void reader_copy(WireReader *reader, void *ret, size_t size) {
 	if (!reader->bad && size > reader_left(reader))
 		reader_fail(reader, "the message is truncated");
 	if (reader->bad) {
@@ -71,12 +71,26 @@ void wire_read(WireReader *reader, void *ret, size_t size) {
 	reader->at += size;
 }
 
+void wire_read(WireReader *reader, void *ret, size_t size) {
+	reader_copy(reader, ret, size);
+}
+
+/* up to 7 bytes after @size bytes at @at */
+static inline bool padding_is_zero(const uint8_t *at, size_t size) {
+	uint64_t last;
+
+	if (size % 8 == 0)
+		return true;
+	memcpy(&last, at + size / 8 * 8, sizeof(last));
+	return last >> size % 8 * 8 == 0;
+}
+
 const void *wire_read_bytes(WireReader *reader, size_t size) {
 	const uint8_t *at = reader->at;
 
 	if (!reader->bad && (size > reader_left(reader) || wire_padded(size) > reader_left(reader)))
 		reader_fail(reader, "the message is truncated");
-	if (!reader->bad && !bytes_are_zero(at + size, wire_padded(size) - size))
+	if (!reader->bad && !padding_is_zero(at, size))
 		reader_fail(reader, "padding is not zero");
 	if (reader->bad)
 		return NULL;
@@ -96,7 +110,7 @@ static int reader_result(WireReader *reader) {
 
 /* clang-format off */
 /* true when all fields of @type whose names begin with reserved are zero */
-static bool reserved_is_zero(WireType type, const void *bytes) {
+static inline __attribute__((__always_inline__)) bool reserved_is_zero(WireType type, const void *bytes) {
 	switch (type) {
 #define FIELD(_type, _name, _text)                                                                             \
 	&& (strncmp(#_name, "reserved", 8) != 0 || bytes_are_zero(&body->_name, sizeof(body->_name)))
@@ -116,8 +130,10 @@ static bool reserved_is_zero(WireType type, const void *bytes) {
 }
 /* clang-format on */
 
-static void reader_struct(WireReader *reader, WireType type, void *ret, size_t size) {
-	wire_read(reader, ret, size);
+/* inlined, so that of all types only one is left */
+static inline __attribute__((__always_inline__)) void reader_struct(WireReader *reader, WireType type, void *ret,
+								    size_t size) {
+	reader_copy(reader, ret, size);
 	if (!reader->bad && !reserved_is_zero(type, ret))
 		reader_fail(reader, "a reserved field is not zero");
 }
@@ -339,28 +355,6 @@ void wire_write_begin(WireWriter *writer, void *buffer, size_t capacity, uint16_
 		.capacity = (capacity < WIRE_MESSAGE_MAX ? capacity : WIRE_MESSAGE_MAX) & ~(size_t)7,
 	};
 	(void)wire_write(writer, &header, sizeof(header));
-}
-
-void *wire_write(WireWriter *writer, const void *data, size_t size) {
-	uint8_t *at;
-
-	/* the room is a multiple of 8, so what fits also fits with its padding */
-	if (writer->overflow || size > wire_writer_room(writer)) {
-		writer->overflow = true;
-		return NULL;
-	}
-	at = writer->buffer + writer->size;
-	if (data && size != 0)
-		memcpy(at, data, size);
-	else
-		memset(at, 0, size);
-	memset(at + size, 0, wire_padded(size) - size);
-	writer->size += wire_padded(size);
-	return at;
-}
-
-size_t wire_writer_room(const WireWriter *writer) {
-	return writer->overflow ? 0 : writer->capacity - writer->size;
 }
 
 size_t wire_write_end(WireWriter *writer) {

@@ -11,6 +11,7 @@
  */
 
 #include <stdbool.h>
+#include <string.h>
 
 #include "protocol.h"
 
@@ -100,10 +101,28 @@ int wire_read_fixed_type(WireReader *reader, void *ret, size_t size, WireType ty
 /* begins a message: writes the header; wire_write_end() sets the length */
 void wire_write_begin(WireWriter *writer, void *buffer, size_t capacity, uint16_t opcode, uint16_t flags,
 		      uint64_t serial);
-/* appends @size bytes (zeroes when @data is NULL) and pads to a multiple of 8; returns where they stand, or NULL */
-void *wire_write(WireWriter *writer, const void *data, size_t size);
 /* bytes that still fit */
-size_t wire_writer_room(const WireWriter *writer);
+static inline size_t wire_writer_room(const WireWriter *writer) {
+	return writer->overflow ? 0 : writer->capacity - writer->size;
+}
+/* appends @size bytes (zeroes when @data is NULL) and pads to a multiple of 8; returns where they stand, or NULL */
+static inline void *wire_write(WireWriter *writer, const void *data, size_t size) {
+	uint8_t *at = writer->buffer + writer->size;
+
+	/* the room is a multiple of 8, so what fits also fits with its padding */
+	if (writer->overflow || size > wire_writer_room(writer)) {
+		writer->overflow = true;
+		return NULL;
+	}
+	if (size % 8)
+		memset(at + size / 8 * 8, 0, 8);
+	if (data && size)
+		memcpy(at, data, size);
+	else
+		memset(at, 0, size);
+	writer->size += wire_padded(size);
+	return at;
+}
 /* completes the message; returns its size, or 0 when it overflowed */
 size_t wire_write_end(WireWriter *writer);
 /* a whole error reply; @text NULL for the code's own sentence, cut at WIRE_TEXT_MAX; @buffer has room for the maximum */
