@@ -32,6 +32,19 @@ static const char *seals_missing(int seals, bool hugetlb) {
 	return hugetlb ? "hugetlb memory needs F_SEAL_WRITE or F_SEAL_FUTURE_WRITE" : "";
 }
 
+/* its block size is that of its pages, which no other memory has unless its pages may be huge */
+static int fd_is_hugetlb(int fd, const struct stat *st, bool *ret) {
+	struct statfs sfs;
+
+	*ret = false;
+	if (st->st_blksize == getpagesize())
+		return 0;
+	if (fstatfs(fd, &sfs) < 0)
+		return -errno;
+	*ret = (uint32_t)sfs.f_type == (uint32_t)HUGETLBFS_MAGIC;
+	return 0;
+}
+
 static int read_only_fd_check(int fd, const struct stat *memory, char *why) {
 	struct stat st;
 	int mode;
@@ -54,7 +67,6 @@ static int read_only_fd_check(int fd, const struct stat *memory, char *why) {
 
 int object_fds_check(int fd, int read_only_fd, bool accept_unsealed, bool require_allocated, ObjectFds *ret,
 		     char *why) {
-	struct statfs sfs = {};
 	struct stat st;
 	bool hugetlb, sealed;
 	int seals, mode, r;
@@ -70,8 +82,7 @@ int object_fds_check(int fd, int read_only_fd, bool accept_unsealed, bool requir
 		WHY(why, "the fd is write-only: consumers could not map it");
 		return SHMB_E_BAD_FD;
 	}
-	/* hugetlbfs says the size of its pages; so may tmpfs with huge pages */
-	if (fstat(fd, &st) < 0 || (st.st_blksize != getpagesize() && fstatfs(fd, &sfs) < 0)) {
+	if (fstat(fd, &st) < 0 || fd_is_hugetlb(fd, &st, &hugetlb)) {
 		WHY(why, "fstat: %s", strerror(errno));
 		return SHMB_E_BAD_FD;
 	}
@@ -79,7 +90,6 @@ int object_fds_check(int fd, int read_only_fd, bool accept_unsealed, bool requir
 		WHY(why, "not a regular file");
 		return SHMB_E_BAD_FD;
 	}
-	hugetlb = (uint32_t)sfs.f_type == (uint32_t)HUGETLBFS_MAGIC;
 	sealed = seals_are_enough(seals, hugetlb);
 	if (!sealed && !accept_unsealed) {
 		WHY(why, "the memory can be truncated by others: %s (policy: unsealed = refuse)",
@@ -158,17 +168,20 @@ static int take_read_only_fd(ObjectFds *fds) {
 
 static Object *object_new(Objects *objects, uint64_t id, const ObjectKey *key, const WireAclEntry *acl,
 			  uint32_t n_acl) {
-	Object *object = calloc(1, sizeof(*object) + n_acl * sizeof(*acl));
+	Object *object = malloc(sizeof(*object) + n_acl * sizeof(*acl));
 
 	if (!object)
 		return NULL;
-	object->n_refs = 1;
-	object->objects = objects;
-	object->id = id;
-	object->key = *key;
-	object->fd = object->read_only_fd = -EBADF;
-	object->ledger_index = LEDGER_NONE;
-	object->n_acl = n_acl;
+	*object = (Object){
+		.n_refs = 1,
+		.objects = objects,
+		.id = id,
+		.key = *key,
+		.fd = -EBADF,
+		.read_only_fd = -EBADF,
+		.ledger_index = LEDGER_NONE,
+		.n_acl = n_acl,
+	};
 	if (n_acl)
 		memcpy(object->acl, acl, n_acl * sizeof(*acl));
 	list_init(&object->regions);
@@ -246,20 +259,21 @@ int objects_keep(Objects *objects, Object *const *list, size_t n) {
 	int r;
 
 	for (size_t i = 0; i < n; ++i) {
-		size_t j = 0;
-
 		/* several regions of one message may be windows of one object */
-		while (j < n_entries && entries[j] != &list[i]->parked)
-			j++;
-		if (j == n_entries && list[i]->ledger_index == LEDGER_NONE)
-			entries[n_entries++] = &list[i]->parked;
+		if (list[i]->keeping || list[i]->ledger_index != LEDGER_NONE)
+			continue;
+		list[i]->keeping = true;
+		entries[n_entries++] = &list[i]->parked;
 	}
 	r = keeper_park(objects->keeper, entries, n_entries);
-	if (r)
-		return r;
-	for (size_t i = 0; i < n_entries; ++i)
-		ledger_put_object(objects->ledger, container_of(entries[i], Object, parked));
-	return 0;
+	for (size_t i = 0; i < n_entries; ++i) {
+		Object *object = container_of(entries[i], Object, parked);
+
+		object->keeping = false;
+		if (!r)
+			ledger_put_object(objects->ledger, object);
+	}
+	return r;
 }
 
 Object *objects_restore(Objects *objects, uint32_t index, Account *account) {

@@ -60,6 +60,7 @@ struct Object {
 	uint32_t flags;
 	uint64_t size;
 	bool read_only_enforced;
+	bool keeping; /* while objects_keep() has it in its list */
 	List regions; /* Region.object_link */
 	AccountCharge charge_bytes;
 	AccountCharge charge_fds;

@@ -75,18 +75,21 @@ static int check_request(Session *session, const WireRegister *request, char *wh
 	return 0;
 }
 
-/* the region that may lose its name to the new one, or a refusal that tells nothing about it */
-static int check_name(Session *session, const WireRegister *request, uint32_t uid, Region **ret_replaces, char *why) {
-	Region *holder = registry_find(&session->broker->registry, request->name, request->entry.name_length);
-
-	if (!policy_admits_name(session->broker, uid, request->name, request->entry.name_length))
-		return refuse(why, SHMB_E_RESERVED, "names with that prefix are reserved for another user");
+/* may @holder, if there is one, lose its name? The refusal tells nothing about it. */
+static int check_holder(const Session *session, const WireRegister *request, const Region *holder, char *why) {
 	if (holder && !(request->entry.flags & WIRE_REGISTER_REPLACE))
 		return refuse(why, SHMB_E_EXISTS, "already exists");
 	if (holder && !region_is_mine(holder, session))
 		return refuse(why, SHMB_E_EXISTS, "already exists and is not this session's to replace");
-	*ret_replaces = holder;
 	return 0;
+}
+
+static int check_name(Session *session, const WireRegister *request, uint32_t uid, char *why) {
+	size_t length = request->entry.name_length;
+
+	if (!policy_admits_name(session->broker, uid, request->name, length))
+		return refuse(why, SHMB_E_RESERVED, "names with that prefix are reserved for another user");
+	return check_holder(session, request, registry_find(&session->broker->registry, request->name, length), why);
 }
 
 static int take_object(Session *session, const WireRegister *request, RegisterFds *fds, uint32_t uid, Account *account,
@@ -148,14 +151,13 @@ static int take_object(Session *session, const WireRegister *request, RegisterFd
 }
 
 static Region *region_alloc(Broker *broker, const char *name, size_t name_length) {
-	Region *region = calloc(1, sizeof(*region) + name_length + 1);
+	Region *region = malloc(sizeof(*region) + name_length + 1);
 
 	if (!region)
 		return NULL;
-	region->broker = broker;
-	region->slot = UINT32_MAX;
-	region->name_length = name_length;
+	*region = (Region){ .broker = broker, .slot = UINT32_MAX, .name_length = name_length };
 	memcpy(region->name, name, name_length);
+	region->name[name_length] = 0;
 	list_init(&region->maps);
 	list_init(&region->leases);
 	list_init(&region->waits);
@@ -200,20 +202,20 @@ static void region_link(Region *region, Session *owner) {
 int region_prepare(Session *session, const WireRegister *request, RegisterFds *fds, Region **ret, char *why) {
 	Broker *broker = session->broker;
 	uint32_t uid = request->entry.principal == WIRE_ANY_UID ? session->peer.uid : request->entry.principal;
-	Region *region, *replaces = NULL;
+	Account *account, *other = NULL;
 	ObjectFds checked;
-	Account *account;
+	Region *region;
 	int r;
 
 	r = check_request(session, request, why);
 	if (!r)
-		r = check_name(session, request, uid, &replaces, why);
+		r = check_name(session, request, uid, why);
 	if (r)
 		return r;
-	account = account_get(&broker->accounts, uid);
+	account = uid == session->peer.uid ? session->account : (other = account_get(&broker->accounts, uid));
 	region = region_new(session, request, uid);
 	if (!account || !region) {
-		account_put(account);
+		account_put(other);
 		region_free(region);
 		return -ENOMEM;
 	}
@@ -226,7 +228,7 @@ int region_prepare(Session *session, const WireRegister *request, RegisterFds *f
 		r = refuse(why, SHMB_E_NO_SLOTS, "the registry is full");
 	else
 		r = take_object(session, request, fds, uid, account, &region->object, &checked, why);
-	account_put(account);
+	account_put(other);
 	if (r) {
 		region_free(region);
 		return r;
@@ -239,10 +241,10 @@ int region_prepare(Session *session, const WireRegister *request, RegisterFds *f
 int region_commit(Region *region, Session *session, const WireRegister *request, uint64_t serial, uint32_t index,
 		  char *why) {
 	Broker *broker = region->broker;
-	Region *replaces;
+	Region *replaces = registry_holder(&broker->registry, region);
 	int r;
 
-	r = check_name(session, request, region->owner_uid, &replaces, why);
+	r = check_holder(session, request, replaces, why);
 	if (r) {
 		region_free(region);
 		return r;

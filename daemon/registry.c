@@ -146,9 +146,7 @@ static _Atomic uint64_t *registry_sessions(Registry *registry) {
 	return (_Atomic uint64_t *)((uintptr_t)registry->header + registry->shape.sessions_offset);
 }
 
-Region *registry_find(Registry *registry, const char *name, size_t size) {
-	uint64_t hash = wire_name_hash(registry->shape.hash_seed, name, size);
-
+static Region *find_by_hash(Registry *registry, const char *name, size_t size, uint64_t hash) {
 	table_for_each(link, &registry->names, hash) {
 		Region *region = container_of(link, Region, name_link);
 
@@ -156,6 +154,14 @@ Region *registry_find(Registry *registry, const char *name, size_t size) {
 			return region;
 	}
 	return NULL;
+}
+
+Region *registry_find(Registry *registry, const char *name, size_t size) {
+	return find_by_hash(registry, name, size, wire_name_hash(registry->shape.hash_seed, name, size));
+}
+
+Region *registry_holder(Registry *registry, const Region *region) {
+	return find_by_hash(registry, region->name, region->name_length, region->name_link.hash);
 }
 
 Region *registry_at(Registry *registry, uint32_t slot, uint64_t generation) {
@@ -178,6 +184,7 @@ int registry_reserve(Registry *registry, Region *region) {
 		return REGISTRY_E_FULL;
 
 	region->slot = slot;
+	region->name_link.hash = wire_name_hash(registry->shape.hash_seed, region->name, region->name_length);
 	region->generation = layout_generation(registry->shape.epoch, ++registry->counter);
 	registry->regions[slot] = region;
 	registry->n_regions++;
@@ -262,7 +269,6 @@ void registry_set_flags(Registry *registry, const Region *region) {
 }
 
 void registry_publish(Registry *registry, Region *region, Region *replaces) {
-	uint64_t hash = wire_name_hash(registry->shape.hash_seed, region->name, region->name_length);
 	uint32_t at = UINT32_MAX;
 
 	if (replaces) {
@@ -274,7 +280,7 @@ void registry_publish(Registry *registry, Region *region, Region *replaces) {
 	}
 
 	registry_write_slot(registry, region);
-	(void)table_insert(&registry->names, &region->name_link, hash);
+	(void)table_insert(&registry->names, &region->name_link, region->name_link.hash);
 	region->named = true;
 	region->state = WIRE_STATE_ACTIVE;
 	kill_point();

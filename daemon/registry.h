@@ -66,6 +66,8 @@ void registry_deinit(Registry *registry);
 
 /* Finds the region that holds @name now, or NULL. */
 Region *registry_find(Registry *registry, const char *name, size_t size);
+/* Who holds the name of @region, which has been given a slot: @region itself, another one, or NULL. */
+Region *registry_holder(Registry *registry, const Region *region);
 /* The region in @slot if it has that generation, or NULL. */
 Region *registry_at(Registry *registry, uint32_t slot, uint64_t generation);
 

@@ -54,7 +54,13 @@ int wire_name_check(const char *name, size_t size, const char **ret_why) {
 	}
 	for (size_t i = 0; i < size;) {
 		uint32_t point = 0;
-		size_t length = name_decode(at + i, size - i, &point);
+		size_t length;
+
+		if (at[i] >= 0x20 && at[i] < 0x7f) {
+			i++;
+			continue;
+		}
+		length = name_decode(at + i, size - i, &point);
 
 		if (length == 0) {
 			*ret_why = "the name is not valid UTF-8";
