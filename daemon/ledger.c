@@ -338,9 +338,18 @@ LedgerSerial *ledger_put_serial(Ledger *ledger, const Session *session, uint64_t
 	kill_point();
 	store_id(&place->serial, 0);
 	place->counter = ledger->header->generation;
-	place->retired = 0;
+	place->done = place->revoked = 0;
 	store_id(&place->serial, serial);
 	return place;
+}
+
+void ledger_set_serial_released(LedgerSerial *serial, uint32_t index, bool is_revoked) {
+	kill_point();
+	serial->revoked |= (uint64_t)is_revoked << index;
+	atomic_signal_fence(memory_order_seq_cst);
+	kill_point();
+	serial->done |= UINT64_C(1) << index;
+	atomic_signal_fence(memory_order_seq_cst);
 }
 
 /* objects */
