@@ -264,11 +264,22 @@ void ledger_put_session(Ledger *ledger, const Session *session) {
 	memcpy(at->comm, session->identity->comm, sizeof(at->comm));
 	memcpy(at->container, session->identity->container,
 	       strnlen(session->identity->container, sizeof(at->container) - 1));
-	ledger->header->last_session = session->id;
 	if (ledger->header->n_used_sessions <= session->index)
 		ledger->header->n_used_sessions = session->index + 1;
 	store_id(&at->id, session->id);
 	redo_end(ledger);
+}
+
+void ledger_set_last_session(Ledger *ledger, uint64_t id) {
+	if (!ledger->frozen)
+		ledger->header->last_session = id;
+	kill_point();
+}
+
+void ledger_set_page(Ledger *ledger, const Session *session, uint64_t inode) {
+	kill_point();
+	ledger_session(ledger, session->index)->page_inode = inode;
+	kill_point();
 }
 
 void ledger_update_session(Ledger *ledger, const Session *session) {

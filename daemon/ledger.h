@@ -66,7 +66,8 @@ typedef struct LedgerSession {
 	uint8_t token[WIRE_TOKEN_SIZE];
 	uint64_t start_time; /* of the process, clock ticks since boot */
 	uint64_t pidfd_inode;
-	uint64_t born_ns; /* CLOCK_MONOTONIC */
+	uint64_t page_inode; /* of the lease page that counts: another one may have been parked in vain */
+	uint64_t born_ns;    /* CLOCK_MONOTONIC */
 	uint32_t pid;
 	uint32_t uid;
 	uint32_t gid;
@@ -210,7 +211,11 @@ LedgerRegion *ledger_region(const Ledger *ledger, uint32_t slot);
 LedgerMap *ledger_map(const Ledger *ledger, uint32_t index);
 LedgerLease *ledger_lease(const Ledger *ledger, uint32_t index);
 
+/* ids are used from here on, before an fd is parked under one */
+void ledger_set_last_session(Ledger *ledger, uint64_t id);
 void ledger_put_session(Ledger *ledger, const Session *session);
+/* which file its lease page will be, before it is parked */
+void ledger_set_page(Ledger *ledger, const Session *session, uint64_t inode);
 /* roles, page, subscription and state of a session that is there may have changed */
 void ledger_update_session(Ledger *ledger, const Session *session);
 /* its connection is over: it ends, also when the broker does not get to it */

@@ -519,6 +519,7 @@ int session_accept(Broker *broker, int accepted, uint32_t listener) {
 	}
 	if (!r) {
 		session->id = ++broker->last_session;
+		ledger_set_last_session(&broker->ledger, session->id);
 		if (getrandom(session->token, sizeof(session->token), 0) != (ssize_t)sizeof(session->token))
 			r = -EIO;
 	}
