@@ -216,8 +216,11 @@ void regions_scan(Broker *broker) {
 				else if (region->state == WIRE_STATE_REVOKED)
 					region_charge_holders(region);
 			} else if (region->state == WIRE_STATE_LAZY) {
-				/* leases are granted until the state says otherwise: say so, then look again */
-				region_set_state(region, WIRE_STATE_RETIRING);
+				/*
+				 * Leases are granted until the state says otherwise: say so, then look again. It is
+				 * for a moment, and does not outlive this process.
+				 */
+				registry_set_state(&broker->registry, region, WIRE_STATE_RETIRING);
 				list_append(&second, link);
 			} else {
 				region_gone(region);
@@ -233,7 +236,7 @@ void regions_scan(Broker *broker) {
 			if (region_is_idle(region, readable))
 				region_gone(region);
 			else
-				region_set_state(region, WIRE_STATE_LAZY);
+				registry_set_state(&broker->registry, region, WIRE_STATE_LAZY);
 		}
 	}
 }
