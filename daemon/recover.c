@@ -436,6 +436,7 @@ static int recovery_run(Recovery *recovery, NotifyFds *fds) {
 	broker->last_lease = header->last_lease;
 	broker->objects.last_id = header->last_object;
 	settle_regions(recovery);
+	sessions_check_detached(broker);
 	/* from here on an object lives as long as its regions */
 	for (size_t i = 0; i < recovery->n_objects; ++i)
 		object_unref(recovery->objects[i].object);
