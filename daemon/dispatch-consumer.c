@@ -90,7 +90,10 @@ static int lookup_one(Request *request, const WireLookup *lookup, uint32_t index
 	/* asked again: the lease that was granted then, whatever has become of the name */
 	if (request->header.flags & WIRE_FLAG_RETRY && !(entry->flags & WIRE_LOOKUP_NO_LEASE))
 		lease = lease_find_asked(session, serial, index);
-	region = lease && lease->region ? lease->region : find_active(session->broker, lookup, &r, ret_why);
+	/* revoked since: nobody knows of it, and it says nothing about whoever has the name now */
+	if (lease && !lease->region)
+		lease = lease_free(lease);
+	region = lease ? lease->region : find_active(session->broker, lookup, &r, ret_why);
 	if (!region)
 		return r;
 	r = check_use(session, region, entry->access, ret_why);
