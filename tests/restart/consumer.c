@@ -83,12 +83,12 @@ static uint64_t word_at(const Held *held, uint32_t part) {
 	return __atomic_load_n((const uint64_t *)held->lease.address + at, __ATOMIC_RELAXED);
 }
 
-/* fresh memory is empty until its owner has written the name */
+/* fresh memory is empty until its owner has written the name, which may die before */
 static void check_memory(Consumer *consumer, Held *held, bool at_end) {
 	for (uint32_t part = 0; part < 2; ++part) {
 		uint64_t word = word_at(held, part);
 
-		if ((!word || canary_name(word) == held->name) && (!held->word || word == held->word)) {
+		if (!word || (canary_name(word) == held->name && (!held->word || word == held->word))) {
 			held->word = held->word ?: word;
 			continue;
 		}
