@@ -8,9 +8,9 @@
  * taken from the ledger alone; the registry is made to say the same.
  *
  * What is half written is dropped, an fd of which nothing is known is closed, a region without its fd is removed and
- * reported. A state of another version, or one with which
- * RECOVER_TRIES brokers in a row did not get to the end of their first turn, is put aside: its registry
- * is closed, so that consumers acquire no more, and the broker starts empty.
+ * reported. A state of another version, or one with which RECOVER_TRIES brokers in a row did not get to the end of
+ * their first turn, is put aside: its registry is closed, so that consumers acquire no more, and the broker starts
+ * empty.
  */
 
 #include "notify.h"

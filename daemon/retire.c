@@ -182,8 +182,9 @@ static bool scan_barrier(Broker *broker, List *regions) {
 static void region_gone(Region *region) {
 	region->broker->stats.gone++;
 	if (region->state != WIRE_STATE_REVOKED) {
-		event_region(WIRE_EVENT_GONE, region);
+		/* who waits for it is answered first: its mappers, who are told, may be many */
 		waits_region_gone(region);
+		event_region(WIRE_EVENT_GONE, region);
 	}
 	region_free(region);
 }
@@ -217,8 +218,8 @@ void regions_scan(Broker *broker) {
 					region_charge_holders(region);
 			} else if (region->state == WIRE_STATE_LAZY) {
 				/*
-				 * Leases are granted until the state says otherwise: say so, then look again. It is
-				 * for a moment, and does not outlive this process.
+				 * Leases are granted until the state says otherwise: say so, then look again. The
+				 * ledger is not told: it may be taken back.
 				 */
 				registry_set_state(&broker->registry, region, WIRE_STATE_RETIRING);
 				list_append(&second, link);

@@ -23,6 +23,14 @@ static uint64_t read_detached(const Broker *broker) {
 	return broker->n_detached;
 }
 
+static uint64_t read_away(const Broker *broker) {
+	return broker->away.n;
+}
+
+static uint64_t read_parked(const Broker *broker) {
+	return broker->keeper.n_parked;
+}
+
 static uint64_t read_regions(const Broker *broker) {
 	return broker->registry.n_regions;
 }
@@ -59,6 +67,8 @@ static uint64_t read_suppressed(const Broker *broker) {
 static const Gauge gauges[] = {
 	{ "sessions", "sessions and connections", read_sessions },
 	{ "sessions_detached", "sessions ended by the broker whose lease page still counts", read_detached },
+	{ "sessions_away", "sessions that have not come back since the broker was restarted", read_away },
+	{ "parked", "what is parked outside the broker: pieces of memory, lease pages, processes", read_parked },
 	{ "regions", "regions, retiring and revoked ones included", read_regions },
 	{ "regions_unindexed", "regions that resolve by LOOKUP only", read_unindexed },
 	{ "objects", "pieces of memory behind regions", read_objects },
@@ -161,6 +171,7 @@ void stats_info(const Broker *broker, void (*each)(void *userdata, const char *k
 	each(userdata, "loop_reason", loop_reason(broker->loop));
 	each(userdata, "membarrier", broker->barrier ? "yes" : "no");
 	each(userdata, "membarrier_reason", broker->barrier_reason);
+	each(userdata, "survives_restart", broker->keeper.enabled ? "yes" : "no");
 	snprintf(number, sizeof(number), "%d", (int)getpid());
 	each(userdata, "pid", number);
 	snprintf(number, sizeof(number), "%" PRIu64, loop_now(broker->loop) - broker->start_ns);

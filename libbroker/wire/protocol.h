@@ -120,6 +120,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the protocol's struct
 	W(HOLDER, DETACHED, 4)                                                                                 \
 	W(CLIENT, ATTACHED, 1)                                                                                 \
 	W(CLIENT, DETACHED, 2)                                                                                 \
+	W(CLIENT, AWAY, 4)                                                                                     \
 	W(STATS, HELP, 1)                                                                                      \
 	W(STATS, ACCOUNTS, 2)                                                                                  \
 	W(STAT, COUNTER, 1)                                                                                    \

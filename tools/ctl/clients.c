@@ -24,7 +24,7 @@ static const Option options[] = {
 static int on_client(void *userdata, const struct shmb_client_status *client) {
 	static const char *const roles[] = { "owner", "consumer", "admin" };
 	static const char *const rights[] = { "keep", "delegate" };
-	static const char *const flags[] = { "attached", "detached" };
+	static const char *const flags[] = { "attached", "detached", "away" };
 	json_object *row = row_new();
 
 	row_number(row, "session", client->session);
