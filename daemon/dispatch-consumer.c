@@ -169,30 +169,41 @@ int dispatch_lookup(Request *request) {
 	return 0;
 }
 
+/* what the ledger says of a lease that is not there: asked again, this request may have been what released it */
+static uint32_t released_before(const LedgerSerial *serial, uint32_t index) {
+	if (!(serial->done >> index & 1))
+		return SHMB_E_STALE;
+	return serial->revoked >> index & 1 ? SHMB_E_REVOKED : 0;
+}
+
+static uint32_t release_one(Session *session, LedgerSerial *serial, uint64_t id, uint32_t index) {
+	Lease *lease = lease_find(session, id);
+	bool is_revoked = lease && !lease->region;
+
+	if (!lease)
+		return released_before(serial, index);
+	session->broker->stats.releases++;
+	if (!is_revoked)
+		region_rescan(lease->region);
+	ledger_set_serial_released(serial, index, is_revoked);
+	lease_free(lease);
+	return is_revoked ? SHMB_E_REVOKED : 0;
+}
+
 int dispatch_release(Request *request) {
 	Session *session = request->session;
 	uint64_t ids[WIRE_BATCH_MAX];
 	WireCountHead head = {};
+	LedgerSerial *serial;
 
 	if (wire_read_release(&request->body, ids, &head.count))
 		return DISPATCH_MALFORMED;
+	serial = request_serial(request, NULL);
 	request_reply(request);
 	wire_write(&request->reply, &head, sizeof(head));
 	for (uint32_t i = 0; i < head.count; ++i) {
-		WireReleaseResult result = {};
-		Lease *lease = lease_find(session, ids[i]);
+		WireReleaseResult result = { .code = release_one(session, serial, ids[i], i) };
 
-		if (!lease) {
-			/* asked again: it was released then */
-			result.code = request->header.flags & WIRE_FLAG_RETRY ? 0 : SHMB_E_STALE;
-		} else {
-			session->broker->stats.releases++;
-			if (lease->region)
-				region_rescan(lease->region);
-			else
-				result.code = SHMB_E_REVOKED;
-			lease_free(lease);
-		}
 		wire_write(&request->reply, &result, sizeof(result));
 	}
 	request_send(request, NULL, 0);

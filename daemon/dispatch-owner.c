@@ -160,7 +160,7 @@ static int retire(Retirement *retirement, Region *region, uint32_t index) {
 		return r;
 	ledger_set_region_retired(&session->broker->ledger, region, session->id, retirement->request->header.serial,
 				  index);
-	retirement->serial->retired |= UINT64_C(1) << index;
+	retirement->serial->done |= UINT64_C(1) << index;
 	result->discarded = region_retire(region, retirement->asked.mode, retirement->wait->texts[index]);
 	retirement->wait->reply.discarded += result->discarded;
 	return 0;
@@ -172,7 +172,7 @@ static int retire_again(Retirement *retirement, Region *region, uint32_t index, 
 	WireUnregisterResult *result = &retirement->wait->results[index];
 
 	*ret_done = true;
-	if (!(retirement->serial->retired >> index & 1)) {
+	if (!(retirement->serial->done >> index & 1)) {
 		*ret_done = false;
 		return 0;
 	}
@@ -282,11 +282,7 @@ int dispatch_unregister(Request *request) {
 	if (r)
 		return r;
 	retirement.wait = wait;
-	if (request->header.flags & WIRE_FLAG_RETRY)
-		retirement.serial = ledger_find_serial(&session->broker->ledger, session, request->header.serial);
-	retirement.again = retirement.serial;
-	if (!retirement.serial)
-		retirement.serial = ledger_put_serial(&session->broker->ledger, session, request->header.serial);
+	retirement.serial = request_serial(request, &retirement.again);
 	wait->by_name = asked->scope == WIRE_SCOPE_NAMES;
 	wait->reply.count = asked->count;
 

@@ -29,6 +29,18 @@ uint16_t request_text_length(const char *text) {
 	return (uint16_t)strnlen(text, WIRE_TEXT_MAX);
 }
 
+LedgerSerial *request_serial(const Request *request, bool *ret_again) {
+	const Session *session = request->session;
+	Ledger *ledger = &session->broker->ledger;
+	LedgerSerial *serial = NULL;
+
+	if (request->header.flags & WIRE_FLAG_RETRY)
+		serial = ledger_find_serial(ledger, session, request->header.serial);
+	if (ret_again)
+		*ret_again = serial;
+	return serial ?: ledger_put_serial(ledger, session, request->header.serial);
+}
+
 static int dispatch_ping(Request *request) {
 	WirePing ping;
 

@@ -9,6 +9,7 @@
  * a wire code to be sent as an error reply, DISPATCH_MALFORMED for a body that does not decode, or -errno.
  */
 
+#include "ledger.h"
 #include "loop.h"
 #include "wire/codec.h"
 
@@ -33,6 +34,11 @@ void dispatch(Session *session, LoopMessage *message);
 /* begins the reply; the handler appends with wire_write() and ends with request_send() */
 void request_reply(Request *request);
 void request_send(Request *request, int *fds, size_t n_fds);
+/*
+ * The place in the ledger of a request whose repetition must be told what the first one did. @ret_again, which may be
+ * NULL, is whether an earlier broker had begun it.
+ */
+LedgerSerial *request_serial(const Request *request, bool *ret_again);
 /* returns @code with a sentence */
 int request_refuse(Request *request, uint32_t code, const char *text);
 /* appends @count bytes of text to the reply and returns its length for a struct's text_length */

@@ -256,6 +256,7 @@ int page_init(Page *page, Session *session, uint32_t capacity, uint32_t lanes, u
 	_cleanup_(closep) int fd = -EBADF;
 	KeeperEntry *entry = &page->parked;
 	LeasePageHeader shape;
+	struct stat st;
 	int r;
 
 	layout_lease_page_init(&shape, capacity, lanes, mode, session->id);
@@ -264,13 +265,14 @@ int page_init(Page *page, Session *session, uint32_t capacity, uint32_t lanes, u
 		return -errno;
 	/* not F_SEAL_SEAL: F_SEAL_WRITE, added later, tells whether anybody still maps it writable */
 	if (ftruncate(fd, (off_t)shape.total_size) < 0 || fchmod(fd, 0600) < 0 ||
-	    pwrite(fd, &shape, sizeof(shape), 0) != (ssize_t)sizeof(shape) ||
+	    pwrite(fd, &shape, sizeof(shape), 0) != (ssize_t)sizeof(shape) || fstat(fd, &st) < 0 ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
 		return -errno;
 	r = page_map(page, fd, &shape);
 	if (r)
 		return r;
 	page_set_fd(page, session, steal_fd(&fd));
+	ledger_set_page(&session->broker->ledger, session, (uint64_t)st.st_ino);
 	r = keeper_park(&session->broker->keeper, &entry, 1);
 	if (r) {
 		page_deinit(page, session->broker, session->peer.uid);

@@ -278,6 +278,18 @@ void ledger_put_session(Ledger *ledger, const Session *session) {
 	redo_end(ledger);
 }
 
+void ledger_set_last_session(Ledger *ledger, uint64_t id) {
+	if (!ledger->frozen)
+		ledger->header->last_session = id;
+	kill_point();
+}
+
+void ledger_set_page(Ledger *ledger, const Session *session, uint64_t inode) {
+	kill_point();
+	ledger_session(ledger, session->index)->page_inode = inode;
+	kill_point();
+}
+
 void ledger_update_session(Ledger *ledger, const Session *session) {
 	LedgerSession *at = ledger_session(ledger, session->index);
 
@@ -345,9 +357,18 @@ LedgerSerial *ledger_put_serial(Ledger *ledger, const Session *session, uint64_t
 	kill_point();
 	store_id(&place->serial, 0);
 	place->counter = ledger->header->generation;
-	place->retired = 0;
+	place->done = place->revoked = 0;
 	store_id(&place->serial, serial);
 	return place;
+}
+
+void ledger_set_serial_released(LedgerSerial *serial, uint32_t index, bool is_revoked) {
+	kill_point();
+	serial->revoked |= (uint64_t)is_revoked << index;
+	atomic_signal_fence(memory_order_seq_cst);
+	kill_point();
+	serial->done |= UINT64_C(1) << index;
+	atomic_signal_fence(memory_order_seq_cst);
 }
 
 /* objects */

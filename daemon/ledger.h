@@ -20,7 +20,7 @@
 #include "wire/protocol.h"
 
 #define LEDGER_MAGIC UINT64_C(0x6764656c706d6873) /* "shmpledg" */
-#define LEDGER_VERSION 2
+#define LEDGER_VERSION 3
 #define LEDGER_SERIALS 64
 #define LEDGER_CONTAINER_SIZE 64
 #define LEDGER_NONE UINT32_MAX /* an index of no record */
@@ -50,13 +50,15 @@ enum {
 };
 
 /*
- * An UNREGISTER that was begun, for the case that its client must ask again. What it named and had then, up to
- * generation @counter, is retired by it or is gone; @retired has a bit for each entry that it began to retire.
+ * An UNREGISTER or RELEASE that was begun, for the case that its client must ask again. What an UNREGISTER named and
+ * had then, up to generation @counter, is retired by it or is gone. @done has a bit for each entry that it began to
+ * retire, or that it released, @revoked for those of a RELEASE that had been revoked.
  */
 typedef struct LedgerSerial {
 	uint64_t serial; /* 0 for none */
 	uint64_t counter;
-	uint64_t retired;
+	uint64_t done;
+	uint64_t revoked;
 } LedgerSerial;
 
 typedef struct LedgerSession {
@@ -64,7 +66,8 @@ typedef struct LedgerSession {
 	uint8_t token[WIRE_TOKEN_SIZE];
 	uint64_t start_time; /* of the process, clock ticks since boot */
 	uint64_t pidfd_inode;
-	uint64_t born_ns; /* CLOCK_MONOTONIC */
+	uint64_t page_inode; /* of the lease page that counts: another one may have been parked in vain */
+	uint64_t born_ns;    /* CLOCK_MONOTONIC */
 	uint32_t pid;
 	uint32_t uid;
 	uint32_t gid;
@@ -208,16 +211,22 @@ LedgerRegion *ledger_region(const Ledger *ledger, uint32_t slot);
 LedgerMap *ledger_map(const Ledger *ledger, uint32_t index);
 LedgerLease *ledger_lease(const Ledger *ledger, uint32_t index);
 
+/* ids are used from here on, before an fd is parked under one */
+void ledger_set_last_session(Ledger *ledger, uint64_t id);
 void ledger_put_session(Ledger *ledger, const Session *session);
+/* which file its lease page will be, before it is parked */
+void ledger_set_page(Ledger *ledger, const Session *session, uint64_t inode);
 /* roles, page, subscription and state of a session that is there may have changed */
 void ledger_update_session(Ledger *ledger, const Session *session);
 /* its connection is over: it ends, also when the broker does not get to it */
 void ledger_end_session(Ledger *ledger, const Session *session);
 void ledger_drop_session(Ledger *ledger, const Session *session);
-/* the UNREGISTER that the session began under @serial; NULL for none */
+/* the UNREGISTER or RELEASE that the session began under @serial; NULL for none */
 LedgerSerial *ledger_find_serial(const Ledger *ledger, const Session *session, uint64_t serial);
 /* notes that it begins one; the oldest is forgotten */
 LedgerSerial *ledger_put_serial(Ledger *ledger, const Session *session, uint64_t serial);
+/* its entry @index is about to be released */
+void ledger_set_serial_released(LedgerSerial *serial, uint32_t index, bool is_revoked);
 
 /* Sets @object's ledger_index; cannot fail, since there are no more objects than slots. */
 void ledger_put_object(Ledger *ledger, Object *object);

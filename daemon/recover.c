@@ -141,9 +141,11 @@ static KeeperEntry *take_pidfd(Recovery *recovery, Session *session, int fd) {
 
 static KeeperEntry *take_page(Recovery *recovery, Session *session, int fd) {
 	const LedgerSession *at = ledger_session(recovery->ledger, session->index);
+	struct stat st;
 
 	/* a page whose ATTACH was not completed will be asked for again */
-	if (session->page.header || !(at->flags & LEDGER_SESSION_ATTACHED) ||
+	if (session->page.header || !(at->flags & LEDGER_SESSION_ATTACHED) || fstat(fd, &st) < 0 ||
+	    (uint64_t)st.st_ino != at->page_inode ||
 	    page_open(&session->page, session, fd, recovery->header->region_capacity, at->page_lanes, at->page_mode))
 		return NULL;
 	account_take(&session->page.charge, session->account, ACCOUNT_FDS, 1);

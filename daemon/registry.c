@@ -373,8 +373,7 @@ void registry_session_release(Registry *registry, uint32_t index) {
 static bool slot_is_right(const RegistrySlot *slot, const RegistryDetail *detail, const Region *region) {
 	size_t head = layout_name_head(region->name_length);
 
-	return atomic_load(&slot->word) == layout_word(region->generation, region->state) &&
-	       slot->size == region->size && slot->offset == region->offset &&
+	return slot->size == region->size && slot->offset == region->offset &&
 	       slot->name_length == region->name_length && slot->kind == region->kind &&
 	       slot->access == region->access && !memcmp(slot->name, region->name, head) &&
 	       !memcmp(detail->name_rest, region->name + head, region->name_length - head) &&
@@ -385,16 +384,23 @@ static bool slot_is_right(const RegistrySlot *slot, const RegistryDetail *detail
 bool registry_restore(Registry *registry, Region *region, bool has_name) {
 	RegistrySlot *slot = registry_slot(registry, region->slot);
 	uint64_t hash = wire_name_hash(registry->shape.hash_seed, region->name, region->name_length);
-	bool mended = !slot_is_right(slot, registry_detail(registry, region->slot), region);
+	uint64_t word = layout_word(region->generation, region->state), old = atomic_load(&slot->word);
+	bool is_known = layout_word_generation(old) == region->generation;
+	bool is_right = slot_is_right(slot, registry_detail(registry, region->slot), region);
+	bool mended = old != word || !is_right;
 
 	registry->regions[region->slot] = region;
 	registry->n_regions++;
 	if (region->slot >= registry->n_used)
 		registry->n_used = region->slot + 1;
-	if (mended) {
-		atomic_store(&slot->word, 0);
+	/* as long as it is held the word must not name another generation: consumers would unmap it */
+	if (!is_known || !is_right) {
+		atomic_store(&slot->word, is_known ? layout_word(region->generation, WIRE_STATE_RETIRING) : 0);
 		registry_write_slot(registry, region);
-		atomic_store(&slot->word, layout_word(region->generation, region->state));
+	}
+	if (mended) {
+		kill_point();
+		atomic_store(&slot->word, word);
 		registry_gone(registry);
 	}
 	/* what else is said of it may have changed while nobody wrote it down */

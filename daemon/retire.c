@@ -237,7 +237,7 @@ void regions_scan(Broker *broker) {
 			if (region_is_idle(region, readable))
 				region_gone(region);
 			else
-				region_set_state(region, WIRE_STATE_LAZY);
+				registry_set_state(&broker->registry, region, WIRE_STATE_LAZY);
 		}
 	}
 }

@@ -551,6 +551,7 @@ int session_accept(Broker *broker, int accepted, uint32_t listener) {
 	}
 	if (!r) {
 		session->id = ++broker->last_session;
+		ledger_set_last_session(&broker->ledger, session->id);
 		r = table_insert(&broker->by_id, &session->id_link, table_hash(session->id)) ? 0 : -ENOMEM;
 	}
 	if (!r) {

@@ -165,9 +165,22 @@ tests_stress_stress_LDADD = libclient.la
 tests_stress_shmbrokerd_without_barrier_SOURCES = daemon/main.c tests/stress/barrier-none.c
 tests_stress_shmbrokerd_without_barrier_LDADD = libdaemon.la
 
+# the kill loop
+kill_loop_sources = \
+	tests/restart/checker.c \
+	tests/restart/checker.h \
+	tests/restart/consumer.c \
+	tests/restart/kill-loop.c \
+	tests/restart/load.c \
+	tests/restart/load.h \
+	tests/restart/owner.c
+tests_restart_kill_loop_SOURCES = $(kill_loop_sources)
+tests_restart_kill_loop_LDADD = libclient.la -lm
+
 test_programs = \
 	tests/demo/consumer \
 	tests/demo/owner \
+	tests/restart/kill-loop \
 	tests/stress/shmbrokerd-without-barrier \
 	tests/stress/stress \
 	tests/system/client-dlopen \
