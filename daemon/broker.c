@@ -2,11 +2,13 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -22,6 +24,7 @@
 #include "wire/barrier.h"
 #include "wire/fd.h"
 
+#define FD_TABLE_MIN 16384
 #define CLOSER_CHECK_NS UINT64_C(100000000)
 #define STATUS_NS UINT64_C(1000000000) /* the service manager is told no more often than that */
 
@@ -211,14 +214,24 @@ static uint64_t count_fds(void) {
 	return n;
 }
 
-/* before anything is recovered, which may be more than the soft limit admits */
-static void raise_fd_limit(void) {
-	struct rlimit limit;
+/*
+ * Room for fds before anything is recovered, and before there is a second thread. The kernel doubles a table that threads share only after a grace
+ * period of RCU, some 15 ms each time, in which clients would wait, also for a broker that recovers.
+ */
+static void init_fd_table(void) {
+	struct rlimit limit = {};
+	int first, last;
 
-	if (getrlimit(RLIMIT_NOFILE, &limit))
-		return;
+	(void)getrlimit(RLIMIT_NOFILE, &limit);
 	limit.rlim_cur = limit.rlim_max;
 	(void)setrlimit(RLIMIT_NOFILE, &limit);
+	(void)getrlimit(RLIMIT_NOFILE, &limit);
+	first = eventfd(0, EFD_CLOEXEC);
+	if (first < 0)
+		return;
+	last = fcntl(first, F_DUPFD_CLOEXEC, (int)(limit.rlim_cur < FD_TABLE_MIN ? limit.rlim_cur : FD_TABLE_MIN) - 1);
+	(void)close_fd(last);
+	(void)close_fd(first);
 }
 
 /* beyond the budget a request is refused with a reason; EMFILE never comes as a surprise */
@@ -465,8 +478,8 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 	accounts_set_total(&broker->accounts, ACCOUNT_REGIONS, config->capacity);
 	/* tokens and keys of clients are in this memory */
 	(void)prctl(PR_SET_DUMPABLE, 0);
-	raise_fd_limit();
 
+	init_fd_table();
 	r = notify_take_fds(&fds);
 	broker->reply = aligned_alloc(64, WIRE_MESSAGE_MAX);
 	if (!r)

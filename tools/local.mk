@@ -50,6 +50,9 @@ bench_sources = \
 	tools/bench/regions.c \
 	tools/bench/regions.h \
 	tools/bench/register.c \
+	tools/bench/restart-consumer.c \
+	tools/bench/restart.c \
+	tools/bench/restart.h \
 	tools/bench/rows.c \
 	tools/bench/rtt.c \
 	tools/bench/scale-clients.c \

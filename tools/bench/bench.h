@@ -55,7 +55,7 @@ struct BenchCommand {
 	int (*run)(Bench *bench);
 };
 
-extern const BenchCommand bench_lease, bench_rtt, bench_register, bench_scale, bench_death, bench_frame;
+extern const BenchCommand bench_lease, bench_rtt, bench_register, bench_scale, bench_death, bench_restart, bench_frame;
 
 /* says it on stderr and exits with 1: a benchmark that cannot measure has nothing to print */
 _Noreturn void bench_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -108,7 +108,8 @@ void plot_write(const Bench *bench);
 /* ---- broker.c: a private broker in a temporary directory ---- */
 
 struct Broker {
-	pid_t pid;
+	pid_t pid; /* of the supervisor, where there is one */
+	bool supervised;
 	char directory[64];
 	char socket[96];
 };
@@ -119,7 +120,11 @@ struct Broker {
  * a message on stderr when the engine is refused here. Dies on any other failure. What ends the program stops all brokers.
  */
 bool broker_start(Bench *bench, Broker *ret, const char *config, const char *engine, int cpu);
+/* the same under `shmbrokerd --supervise`, which keeps the broker's state and starts it again when it is killed */
+bool broker_start_supervised(Bench *bench, Broker *ret, const char *config, const char *engine, int cpu);
+/* the broker of a supervisor; it has to run */
+pid_t broker_child(const Broker *broker);
 void broker_stop(Broker *broker);
-/* of the broker's process: resident bytes (RssAnon + RssShmem), open fds */
+/* of the broker's process, not supervised: resident bytes (RssAnon + RssShmem), open fds */
 uint64_t broker_rss(const Broker *broker);
 uint64_t broker_fds(const Broker *broker);

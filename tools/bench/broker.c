@@ -152,6 +152,7 @@ static void write_config(const Broker *broker, const char *config) {
 _Noreturn static void become_broker(const Bench *bench, const Broker *broker, const char *engine, int cpu,
 				    pid_t parent) {
 	char config[PATH_MAX_HERE], log[PATH_MAX_HERE], *loop;
+	const char *supervise = broker->supervised ? "--supervise" : NULL;
 	int fd;
 
 	/* a benchmark that is killed leaves no broker */
@@ -166,6 +167,7 @@ _Noreturn static void become_broker(const Bench *bench, const Broker *broker, co
 		_exit(1);
 	/* it is no service */
 	(void)unsetenv("NOTIFY_SOCKET");
+	(void)unsetenv("WATCHDOG_USEC");
 	(void)unsetenv("LISTEN_FDS");
 	(void)unsetenv("LISTEN_PID");
 	bench_unpin();
@@ -173,7 +175,7 @@ _Noreturn static void become_broker(const Bench *bench, const Broker *broker, co
 		fprintf(stderr, "there is no CPU %d\n", cpu);
 		_exit(1);
 	}
-	(void)execl(bench->broker_path, "shmbrokerd", "--config", config, "--socket", broker->socket, loop,
+	(void)execl(bench->broker_path, "shmbrokerd", "--config", config, "--socket", broker->socket, loop, supervise,
 		    (char *)NULL);
 	fprintf(stderr, "%s: %s\n", bench->broker_path, strerror(errno));
 	_exit(1);
@@ -226,11 +228,11 @@ static void read_log(const Broker *broker, char text[LOG_MAX]) {
 	text[size > 0 ? size : 0] = 0;
 }
 
-bool broker_start(Bench *bench, Broker *ret, const char *config, const char *engine, int cpu) {
+static bool start(Bench *bench, Broker *ret, const char *config, const char *engine, int cpu, bool supervised) {
 	char log[LOG_MAX];
 	pid_t parent = getpid();
 
-	*ret = (Broker){};
+	*ret = (Broker){ .supervised = supervised };
 	make_directory(ret);
 	write_config(ret, config);
 	fflush(NULL);
@@ -252,6 +254,29 @@ bool broker_start(Bench *bench, Broker *ret, const char *config, const char *eng
 		bench_die("the broker does not start: %s", log);
 	fprintf(stderr, "shmbroker-bench: without io_uring: %s\n", log);
 	return false;
+}
+
+bool broker_start(Bench *bench, Broker *ret, const char *config, const char *engine, int cpu) {
+	return start(bench, ret, config, engine, cpu, false);
+}
+
+bool broker_start_supervised(Bench *bench, Broker *ret, const char *config, const char *engine, int cpu) {
+	return start(bench, ret, config, engine, cpu, true);
+}
+
+pid_t broker_child(const Broker *broker) {
+	char path[64];
+	FILE *file;
+	int pid;
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)broker->pid, (int)broker->pid);
+	file = fopen(path, "re");
+	if (!file)
+		bench_die("%s: %s", path, strerror(errno));
+	if (fscanf(file, "%d", &pid) != 1)
+		bench_die("the supervisor has no broker");
+	(void)fclose(file);
+	return (pid_t)pid;
 }
 
 /* ---- what it costs ---- */
