@@ -70,7 +70,8 @@ class LastingBroker(Broker):
             yield
         finally:
             os.kill(broker, number)
-            os.kill(broker, signal.SIGCONT)
+            if number != signal.SIGKILL:
+                os.kill(broker, signal.SIGCONT)
         self.said(": ready", ready + 1)
 
 
@@ -85,8 +86,9 @@ def state_of(admin):
     clients = [lasting(entry) for entry in admin.clients()]
     for client in clients:
         client["flags"] &= ~NUMBERS["CLIENT"]["AWAY"]
+    # not held_fds, in which are also those that a peer has not yet read, as far as the broker knows
     stats = {key: value for key, value in admin.stats(accounts=True).items()
-             if key[0].startswith("held_") or key[0] in ("regions", "objects", "parked", "sessions", "sessions_detached")}
+             if (key[0].startswith("held_") and key[0] != "held_fds") or key[0] in ("regions", "objects", "parked", "sessions", "sessions_detached")}
     return {"regions": regions, "clients": clients, "stats": stats}
 
 
@@ -94,6 +96,23 @@ def settled(admin):
     """The state once nothing is being closed."""
     until(lambda: not admin.stats()["fds_closing"], "all is closed")
     return state_of(admin)
+
+
+def differences(before, after):
+    """What is not the same, by part and key."""
+    found = []
+    for part, then in before.items():
+        now = after[part]
+        if isinstance(then, dict):
+            found += [(key, then.get(key), now.get(key)) for key in then.keys() | now.keys() if then.get(key) != now.get(key)]
+        else:
+            found += [("was", entry) for entry in then if entry not in now] + [("is", entry) for entry in now if entry not in then]
+    return found
+
+
+def is_as_before(admin, before):
+    """Once the connections that became old sessions are done with, nothing differs."""
+    until(lambda: not differences(before, state_of(admin)), lambda: f"{differences(before, state_of(admin))}")
 
 
 def regions_text(ctl, uid):

@@ -8,7 +8,7 @@ import pytest
 from broker import ADMIN, BROKER, CONSUMER, OWNER, ROOT, until
 from holder import HeldBroker
 from protocol_client import Refused
-from restart import LastingBroker, settled
+from restart import LastingBroker, is_as_before, settled
 
 GIB = 1 << 30
 PER_SEGMENT = 250
@@ -114,7 +114,7 @@ def test_a_store_that_is_full(start):
             pass
         owner.resume()
         admin.resume()
-        assert settled(admin) == before
+        is_as_before(admin, before)
     broker.limit = 4096
 
     def goes():

@@ -9,7 +9,7 @@ import socket
 import pytest
 from broker import DEADLINE, LIBC, Peer, receive_object, result_of
 from protocol_client import Disconnected, Refused
-from restart import settled
+from restart import is_as_before, settled
 from test_parked import FEW, GIB, PER_SEGMENT, room_for, shmem
 from test_systemd import machine, stopped, until  # noqa: F401  pylint: disable=unused-import
 
@@ -76,7 +76,7 @@ class Scene:
 
     def is_as_it_was(self):
         self.resume()
-        assert settled(self.admin) == self.state, self.machine.journal_text()
+        is_as_before(self.admin, self.state)
         assert self.consumer.read_lookup("r", no_lease=True)["bytes"][:7] == b"content"
 
     def stored(self):
@@ -125,7 +125,7 @@ def test_reloads_of_the_manager_lose_nothing(scene):
         place.systemctl(verb)
         until(lambda: place.systemctl("is-system-running", check=False).stdout.strip() in ("running", "degraded"), verb)
         assert scene.stored() == stored
-        assert settled(scene.admin) == scene.state
+        is_as_before(scene.admin, scene.state)
         place.systemctl("restart", "shmbroker.service")
         scene.is_as_it_was()
 
@@ -159,7 +159,7 @@ def test_registrations_in_turn_do_not_fill_the_store(scene):
         assert scene.owner.give_singly("x", 2 * PER_SEGMENT)[0] == 2 * PER_SEGMENT
         scene.owner.unregister_singly("x", 2 * PER_SEGMENT)
         until(lambda: scene.stored() <= FEW, lambda: f"{scene.stored()} stored")
-    assert settled(scene.admin) == scene.state
+    is_as_before(scene.admin, scene.state)
 
 
 def test_a_gib_comes_back(scene):
@@ -181,7 +181,7 @@ def test_a_store_that_is_full(machine, without_drop_in):  # noqa: F811  pylint: 
     for verb in ("restart", "restart"):
         machine.systemctl(verb, "shmbroker.service")
         scene.resume()
-        assert settled(scene.admin) == state
+        is_as_before(scene.admin, state)
     for peer in scene.peers:
         peer.end()
 

@@ -10,7 +10,7 @@ import pytest
 from broker import ADMIN, CONSUMER, OWNER, until
 from holder import HeldBroker
 from protocol_client import Refused
-from restart import settled, starting_empty
+from restart import is_as_before, settled, starting_empty
 
 RECOVER_TRIES = 5
 
@@ -36,7 +36,7 @@ class Scene:
 
     def is_as_it_was(self):
         self.resume()
-        assert settled(self.admin) == self.state
+        is_as_before(self.admin, self.state)
         assert self.consumer.read_lookup("r", no_lease=True)["bytes"][:7] == b"content"
 
     def is_over(self):
@@ -74,7 +74,7 @@ def test_orderly_ends_of_the_broker(scene):
         scene.is_as_it_was()
     os.kill(scene.lasting.process.pid, signal.SIGHUP)
     scene.lasting.said("the configuration was read again")
-    assert settled(scene.admin) == scene.state
+    is_as_before(scene.admin, scene.state)
 
 
 def test_the_end_of_the_supervisor(scene):
@@ -149,4 +149,4 @@ def test_a_shortage_that_passes(start):
     broker.prepare = limited(prepare, 40, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     broker.start_again()
     scene.resume()
-    assert settled(scene.admin) == state
+    is_as_before(scene.admin, state)
