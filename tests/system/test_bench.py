@@ -22,7 +22,7 @@ from protocol_client import DEADLINE
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench" / "shmbroker-bench.1"
 # not libtool's script: signals are for the program itself
 PROGRAM = next((path for path in (BUILD / ".libs/shmbroker-bench", BUILD / "shmbroker-bench") if path.exists()), None)
-COMMANDS = ("lease", "rtt", "register", "scale", "death", "frame")
+COMMANDS = ("lease", "rtt", "register", "scale", "death", "restart", "frame")
 KEYS = {"name", "n", "placement", "threads", "unit", "median", "p99", "min", "runs", "ratio", "detail"}
 UNITS = {"ns", "us", "ms", "bytes", "fds", ""}
 # stands for gnuplot: the script that it gets is what the test looks at
@@ -96,7 +96,7 @@ def test_rows(measured, command):
             assert isinstance(row[key], int) and row[key] > 0, row
         assert row["ratio"] is None or row["ratio"] > 0, row
         assert row["min"] <= row["median"] <= row["p99"], row
-        # an exponent may be anything
+        # an exponent may be anything, a count of failures is 0
         assert row["min"] > 0 or not row["unit"], row
     shapes = [tuple(row[key] for key in ("name", "n", "placement", "threads", "detail")) for row in rows]
     assert len(set(shapes)) == len(shapes)
@@ -128,6 +128,19 @@ def test_only_baselines_have_no_ratio(measured, command, baselines):
     assert {row["ratio"] is None for row in rows} == {True, False}
     for row in rows:
         assert (row["ratio"] is None) == row["name"].startswith(baselines), row
+
+
+def test_register_with_and_without_a_keeper(measured):
+    shapes = {text: {(row["name"], row["n"], row["detail"].removesuffix(text)) for row in measured("register")
+                     if row["detail"].endswith(text)} for text in (", kept: off", ", kept: on")}
+    assert shapes[", kept: off"] and shapes[", kept: off"] == shapes[", kept: on"]
+
+
+def test_nothing_fails_without_a_broker(measured):
+    rows = {row["name"]: row for row in measured("restart")}
+    failures = rows["outage-failures"]
+    assert failures["p99"] == 0 and int(re.search(r"of (\d+) acquires", failures["detail"]).group(1)) > 0
+    assert [name for name, row in rows.items() if row["ratio"] is not None] == ["outage-slowest"]
 
 
 def test_table(measured):

@@ -5,7 +5,8 @@
  *
  * A shape is one REGISTER message: so many fds of memory of one size, each or each pair of which is a region. It goes
  * to a broker of each engine and to a bare server that receives the same message, asks each fd for its seals and its
- * size, closes it and answers with as many bytes as the broker. All share one CPU, as in rtt. A sample is nanoseconds
+ * size, closes it and answers with as many bytes as the broker. Brokers with "kept: on" are supervised, and park the
+ * fds outside their process before they reply. All share one CPU, as in rtt. A sample is nanoseconds
  * a message. Between the measured times regions are retired and the broker's closes waited for; a PING before the
  * next message finds both sides asleep and leaves them awake, as one bare message after the other does.
  */
@@ -40,12 +41,15 @@ typedef struct Register Register;
 /* what the brokers under test differ in, besides their engine */
 struct Configuration {
 	const char *text; /* in the rows */
-	const char *config;
+	bool is_kept;	  /* supervised: fds are parked outside the broker before it replies */
 };
 
 static const Configuration configurations[] = {
-	{ .text = "kept: off", .config = "shared_uid = yes\nfair_share = no\n" },
+	{ .text = "kept: off" },
+	{ .text = "kept: on", .is_kept = true },
 };
+
+#define CONFIG "shared_uid = yes\nfair_share = no\n"
 
 #define N_CONFIGURATIONS (sizeof(configurations) / sizeof(configurations[0]))
 
@@ -265,7 +269,8 @@ static void register_add_target(Register *bench, Bench *options, const Configura
 
 	target->configuration = configuration;
 	target->engine = engine;
-	if (!broker_start(options, &target->broker, configuration->config, engine, 0))
+	if (!(configuration->is_kept ? broker_start_supervised : broker_start)(options, &target->broker, CONFIG, engine,
+									       0))
 		return;
 	bench->n_targets++;
 	target->socket = raw_connect(target->broker.socket, WIRE_ROLE_OWNER);
