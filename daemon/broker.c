@@ -15,6 +15,7 @@
 
 #include "broker.h"
 #include "event.h"
+#include "kill-point.h"
 #include "listen.h"
 #include "log.h"
 #include "notify.h"
@@ -106,6 +107,7 @@ static void on_turn(void *userdata) {
 	keeper_turn(&broker->keeper);
 	if (broker->is_recovered) {
 		broker->is_recovered = false;
+		kill_point();
 		broker->ledger.header->n_recoveries = 0;
 	}
 	if (status_has_changed(broker) && !broker->status_timer.at_ns)
@@ -269,8 +271,10 @@ static void broker_keep_listener(Broker *broker, size_t i) {
 	char name[32];
 
 	snprintf(name, sizeof(name), KEEPER_LISTENER "%zu", i);
+	kill_point();
 	if (broker->keeper.enabled)
 		(void)notify_store(name, &broker->listen_fds[i], 1);
+	kill_point();
 }
 
 /* the paths are kept: a reload may name others, which a restart will bind */
@@ -397,9 +401,12 @@ static int broker_init_empty(Broker *broker) {
 	/* the ledger last: without it there is nothing */
 	(void)notify_unstore(KEEPER_LEDGER);
 	(void)notify_unstore(KEEPER_REGISTRY);
+	kill_point();
 	r = notify_store(KEEPER_REGISTRY, &broker->registry.fd, 1);
+	kill_point();
 	if (!r)
 		r = notify_store(KEEPER_LEDGER, &broker->ledger.fd, 1);
+	kill_point();
 	return r;
 }
 

@@ -7,6 +7,7 @@
 #include "broker.h"
 #include "dispatch.h"
 #include "event.h"
+#include "kill-point.h"
 #include "log.h"
 #include "session.h"
 #include "wire/fd.h"
@@ -17,6 +18,7 @@ void request_reply(Request *request) {
 }
 
 void request_send(Request *request, int *fds, size_t n_fds) {
+	kill_point();
 	session_send(request->session, request->reply.buffer, wire_write_end(&request->reply), fds, n_fds);
 }
 

@@ -315,6 +315,7 @@ void ledger_end_session(Ledger *ledger, const Session *session) {
 		return;
 	kill_point();
 	at->flags |= LEDGER_SESSION_ENDING;
+	kill_point();
 }
 
 void ledger_drop_session(Ledger *ledger, const Session *session) {
@@ -406,7 +407,9 @@ void ledger_update_object(Ledger *ledger, const Object *object) {
 	if (ledger->frozen || object->ledger_index == LEDGER_NONE)
 		return;
 	at = ledger_object(ledger, object->ledger_index);
+	kill_point();
 	at->size = object->size;
+	kill_point();
 	at->flags = object->flags;
 }
 
@@ -460,6 +463,7 @@ void ledger_set_region_state(Ledger *ledger, const Region *region) {
 	kill_point();
 	if (region->state == WIRE_STATE_REVOKED)
 		at->object = LEDGER_NONE;
+	kill_point();
 }
 
 void ledger_set_region_retired(Ledger *ledger, const Region *region, uint64_t session, uint64_t serial,
@@ -470,6 +474,7 @@ void ledger_set_region_retired(Ledger *ledger, const Region *region, uint64_t se
 	at->retired_index = (uint16_t)index;
 	kill_point();
 	at->retired_session = session;
+	kill_point();
 }
 
 void ledger_drop_region(Ledger *ledger, const Region *region) {
@@ -499,8 +504,10 @@ bool ledger_put_map(Ledger *ledger, Map *map) {
 }
 
 void ledger_update_map(Ledger *ledger, const Map *map) {
-	if (!ledger->frozen)
-		ledger_map(ledger, map->ledger_index)->access = map->access;
+	if (ledger->frozen)
+		return;
+	kill_point();
+	ledger_map(ledger, map->ledger_index)->access = map->access;
 }
 
 void ledger_drop_map(Ledger *ledger, const Map *map) {
@@ -533,8 +540,10 @@ bool ledger_put_lease(Ledger *ledger, Lease *lease, uint64_t serial, uint32_t in
 }
 
 void ledger_revoke_lease(Ledger *ledger, const Lease *lease) {
-	if (!ledger->frozen)
-		ledger_lease(ledger, lease->ledger_index)->slot = LEDGER_NONE;
+	if (ledger->frozen)
+		return;
+	kill_point();
+	ledger_lease(ledger, lease->ledger_index)->slot = LEDGER_NONE;
 }
 
 void ledger_drop_lease(Ledger *ledger, const Lease *lease) {

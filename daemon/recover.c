@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "broker.h"
+#include "kill-point.h"
 #include "lease.h"
 #include "log.h"
 #include "recover.h"
@@ -95,6 +96,7 @@ static int recovery_open(Recovery *recovery, int registry_fd, int ledger_fd, con
 		return -EINVAL;
 	}
 	recovery->header->n_recoveries++;
+	kill_point();
 	r = registry_open(&broker->registry, registry_fd, recovery->header->generation, ret_why);
 	if (r)
 		return r;
@@ -294,6 +296,7 @@ static void region_is_lost(Recovery *recovery, LedgerRegion *at) {
 	log_write(LOG_RECOVERY_LOSS, LOG_NO_UID, NULL, "region \"%.*s\" of uid %u is lost: %s",
 		  at->name_length > WIRE_NAME_MAX ? 0 : (int)at->name_length, at->name, at->owner_uid,
 		  "its record is damaged, or its memory was not recovered");
+	kill_point();
 	at->generation = 0;
 }
 
@@ -364,6 +367,7 @@ static int restore_maps(Recovery *recovery) {
 		int r;
 
 		if (!region || map_find(session, region)) {
+			kill_point();
 			at->session = 0;
 			continue;
 		}
@@ -383,6 +387,7 @@ static int restore_leases(Recovery *recovery) {
 		int r;
 
 		if (!session || at->id > recovery->header->last_lease || lease_find(session, at->id)) {
+			kill_point();
 			at->id = 0;
 			continue;
 		}
@@ -449,6 +454,7 @@ static int recovery_run(Recovery *recovery, NotifyFds *fds) {
 
 	recovery->n_half = atomic_load(&header->redo) != LEDGER_IDLE;
 	atomic_store(&header->redo, LEDGER_IDLE);
+	kill_point();
 	r = restore_sessions(recovery);
 	if (!r)
 		r = restore_objects(recovery);

@@ -438,6 +438,7 @@ static void index_rebuild(Registry *registry) {
 	for (uint32_t at = 0; at < registry->shape.index_size; ++at)
 		if (atomic_load_explicit(&registry_index(registry)[at], memory_order_relaxed))
 			atomic_store(&registry_index(registry)[at], 0);
+	kill_point();
 	for (uint32_t slot = 0; slot < registry->n_used; ++slot) {
 		Region *region = registry->regions[slot];
 
@@ -453,11 +454,14 @@ uint32_t registry_settle(Registry *registry, uint32_t n_slots, const RegistrySes
 	bool index_is_wrong = !index_is_right(registry);
 	uint32_t n_cleared = 0;
 
+	kill_point();
 	if (index_is_wrong)
 		index_rebuild(registry);
+	kill_point();
 	for (uint32_t slot = 0; slot < n_slots; ++slot) {
 		if (registry->regions[slot] || !atomic_load(&registry_slot(registry, slot)->word))
 			continue;
+		kill_point();
 		atomic_store(&registry_slot(registry, slot)->word, 0);
 		n_cleared++;
 	}

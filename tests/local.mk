@@ -177,10 +177,28 @@ kill_loop_sources = \
 tests_restart_kill_loop_SOURCES = $(kill_loop_sources)
 tests_restart_kill_loop_LDADD = libclient.la -lm
 
+# the systematic one, and the broker that it kills: all of it anew, with the kill points
+kill_points_sources = \
+	tests/restart/kill-count.h \
+	tests/restart/kill-points.c \
+	tests/restart/scenario.c \
+	tests/restart/scenario.h
+tests_restart_kill_points_SOURCES = $(kill_points_sources)
+tests_restart_kill_points_LDADD = libclient.la
+tests_restart_shmbrokerd_kill_points_SOURCES = \
+	$(libdaemon_la_SOURCES) \
+	daemon/main.c \
+	tests/restart/kill-count.h \
+	tests/restart/kill-point.c
+tests_restart_shmbrokerd_kill_points_CPPFLAGS = $(libdaemon_la_CPPFLAGS) -DSHMBROKER_KILL_POINTS
+tests_restart_shmbrokerd_kill_points_LDADD = $(libdaemon_la_LIBADD)
+
 test_programs = \
 	tests/demo/consumer \
 	tests/demo/owner \
 	tests/restart/kill-loop \
+	tests/restart/kill-points \
+	tests/restart/shmbrokerd-kill-points \
 	tests/stress/shmbrokerd-without-barrier \
 	tests/stress/stress \
 	tests/system/client-dlopen \
