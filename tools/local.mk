@@ -82,6 +82,8 @@ schemas_DATA = \
 EXTRA_DIST += $(schemas_DATA)
 
 EXTRA_DIST += \
+	tools/bench/lease.svg \
+	tools/bench/readme-table \
 	tools/ctl/shmbrokerctl.bash-completion \
 	tools/quickstart
 
