@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import xml.etree.ElementTree
 
@@ -25,6 +26,7 @@ PROGRAM = next((path for path in (BUILD / ".libs/shmbroker-bench", BUILD / "shmb
 COMMANDS = ("lease", "rtt", "register", "scale", "death", "restart", "frame")
 KEYS = {"name", "n", "placement", "threads", "unit", "median", "p99", "min", "runs", "ratio", "detail"}
 UNITS = {"ns", "us", "ms", "bytes", "fds", ""}
+TABLE = PAGE.parent / "readme-table"
 # stands for gnuplot: the script that it gets is what the test looks at
 GNUPLOT = "#!/bin/sh\nexec cat >\"$SCRIPT\"\n"
 
@@ -180,6 +182,29 @@ def test_plot(tmp_path):
 def test_plot_without_gnuplot(tmp_path):
     done = run("--quick", "--plot", tmp_path / "plot.svg", "lease", code=1, PATH="/nonexistent")
     assert "gnuplot-nox" in done.stderr and not done.stdout
+
+
+def test_readme_table(measured, tmp_path):
+    for command in ("lease", "rtt", "register", "restart", "frame"):
+        (tmp_path / f"{command}.json").write_text(json.dumps(measured(command)))
+    readme, picture = tmp_path / "README.md", tmp_path / "plot.svg"
+    begin, end = re.findall(r"^<!--.*-->\n", (PAGE.parents[2] / "README.md").read_text(), re.M)
+    readme.write_text(f"before\n{begin}what was there\n{end}after\n")
+    picture.write_text("<?xml version='1.0'?>\n<svg> \n</svg>\n")
+
+    def write():
+        return subprocess.run([sys.executable, "-B", TABLE, tmp_path, readme, picture], check=False, capture_output=True)
+
+    for _ in range(2):
+        assert write().returncode == 0
+        text = readme.read_text()
+        assert text.startswith(f"before\n{begin}") and text.endswith(f"{end}after\n") and "what was there" not in text
+        # the last cell of a line is the command that it is from
+        commands = re.findall(r"^\|.*\| `(\w+)` \|$", text, re.M)
+        assert commands == ["rtt"] * 2 + ["register"] * 4 + ["restart"] * 2 + ["frame"] * 2
+        assert picture.read_text().count("SPDX") == 1 and " \n" not in picture.read_text()
+    readme.write_text("without marks\n")
+    assert write().returncode and readme.read_text() == "without marks\n"
 
 
 @pytest.mark.parametrize("arguments", [(), ("leases",), ("--quick",), ("--unknown", "lease"), ("--only",),
