@@ -83,7 +83,8 @@ struct shmb_region;
 /* access */
 #define SHMB_READ 1
 #define SHMB_WRITE 2
-#define SHMB_COPY 4 /* no pointer, only shmb_lease_copy_in() and _out(); works on unsealed memory */
+#define SHMB_COPY 4    /* no pointer, only shmb_lease_copy_in() and _out(); works on unsealed memory */
+#define SHMB_NO_WAIT 8 /* SHMB_E_AGAIN instead of asking the broker, which only mapped regions can do without */
 
 /* kinds of memory */
 #define SHMB_MEMORY_CPU 1
@@ -271,7 +272,7 @@ struct shmb_lease {
 /*
  * Memory of a region: @size bytes (SHMB_REST for the rest) at @offset of @name, under a lease. @access SHMB_READ,
  * SHMB_READ | SHMB_WRITE, with SHMB_COPY for guarded copies only. The first use of a generation asks the broker
- * and maps; from then on there is no system call. Any thread.
+ * and maps; from then on there is no system call. SHMB_NO_WAIT only grants what is mapped. Any thread.
  * Returns 0; SHMB_E_NOT_FOUND, SHMB_E_OUT_OF_BOUNDS, SHMB_E_ACCESS, SHMB_E_PERMISSION, SHMB_E_NO_READ_ONLY_FD,
  * SHMB_E_UNSEALED (say SHMB_ACCEPT_UNSEALED or SHMB_COPY), SHMB_E_RETIRING, SHMB_E_REVOKED, SHMB_E_QUOTA,
  * SHMB_E_DETACHED, SHMB_E_AGAIN (the broker is away and the region is not mapped), SHMB_E_FORKED; -ENOMEM, -ECONNRESET.
