@@ -21,16 +21,27 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from . import _shmbroker, _source
 from ._aio import Aio, Events, Hub
-from ._shmbroker import Error, Handle, Lease, Memory, Region, View, errors_by_code
+from ._shmbroker import (
+    AccessDiffers, AccessRefused, Again, AlreadyExists, BadFd, BadName, BadState, Busy, Detached, Error, ForkedError,
+    Handle, InUse, Invalid, Lease, Memory, NoDevice, NoFds, NoReadOnlyFd, NoSlots, NotAttached, NotFound, OutOfBounds,
+    PermissionDenied, QuotaExceeded, Region, Reserved, Retiring, Revoked, Sparse, Stale, TimedOut, Truncated,
+    UnknownOp, Unsealed, Unsupported, VersionMismatch, View, errors_by_code,
+)
 from ._shmbroker import version as __version__
-from ._types import ClientInfo, ClientStatus, Event, EventType, Holder, RegionFlags, RegionState, RegionStatus, Stat
+from ._types import (
+    ClientInfo, ClientStatus, Event, EventType, Holder, Mode, RegionFlags, RegionState, RegionStatus, Stat
+)
 
 ANY_UID = 0xFFFFFFFF
 
 __all__ = [
-    "ANY_UID", "Aio", "Broker", "ClientInfo", "ClientStatus", "Error", "Event", "EventType", "Events", "Handle",
-    "Holder", "Lease", "Memory", "Region", "RegionFlags", "RegionState", "RegionStatus", "Retired", "Stat", "View",
-    "connect", "errors_by_code", *(error.__name__ for error in errors_by_code.values()),
+    "ANY_UID", "AccessDiffers", "AccessRefused", "Again", "Aio", "AlreadyExists", "BadFd", "BadName", "BadState",
+    "Broker", "Busy", "ClientInfo", "ClientStatus", "Detached", "Error", "Event", "EventType", "Events",
+    "ForkedError", "Handle", "Holder", "InUse", "Invalid", "Lease", "Memory", "NoDevice", "NoFds", "NoReadOnlyFd",
+    "NoSlots", "NotAttached", "NotFound", "OutOfBounds", "PermissionDenied", "QuotaExceeded", "Region", "RegionFlags",
+    "RegionState", "RegionStatus", "Reserved", "Retired", "Retiring", "Revoked", "Sparse", "Stale", "Stat",
+    "TimedOut", "Truncated", "UnknownOp", "Unsealed", "Unsupported", "VersionMismatch", "View", "connect",
+    "errors_by_code",
 ]
 
 
@@ -128,7 +139,7 @@ class Broker(_shmbroker.Broker):
         """What the broker is: version, loop, capacity, ..."""
         return dict(self._broker_info())
 
-    def unregister_all(self, scope: str = "session", mode: str = "strict", *, wait: bool = False,
+    def unregister_all(self, scope: str = "session", mode: Mode = "strict", *, wait: bool = False,
                        timeout: "float | None" = None) -> Retired:
         """Retires all regions of this session ("session"), of this user ("uid"), or of everybody ("everyone", for admins).
 
@@ -167,7 +178,4 @@ def connect(socket: Any = None, *, roles: "str | int | Sequence[str] | None" = N
                   resume_timeout=resume_timeout)
 
 
-for _error in errors_by_code.values():
-    globals()[_error.__name__] = _error
-del _error
 atexit.register(_shmbroker.at_exit)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ._shmbroker import Handle, Lease, Region
-from ._types import ClientStatus, Event, EventType, RegionStatus, Stat
+from ._types import ClientStatus, Event, EventType, Mode, RegionStatus, Stat
 
 if TYPE_CHECKING:
     from . import Broker, Retired
@@ -152,7 +152,7 @@ class Aio:
         """Broker.adopt()."""
         return await self._run(self.broker.adopt, *args, **how)
 
-    async def retire(self, region: Region, mode: str = "strict", *, wait: bool = True,
+    async def retire(self, region: Region, mode: Mode = "strict", *, wait: bool = True,
                      timeout: "float | None" = None) -> None:
         """Region.retire(), which waits unless told otherwise."""
         await self._run(region.retire, mode, wait=wait, timeout=timeout)
@@ -166,12 +166,12 @@ class Aio:
         """Broker.lookup()."""
         return await self._run(self.broker.lookup, name)
 
-    async def unregister(self, names: Any, mode: str = "strict", *, wait: bool = False,
+    async def unregister(self, names: Any, mode: Mode = "strict", *, wait: bool = False,
                          timeout: "float | None" = None) -> Any:
         """Broker.unregister()."""
-        return await self._run(self.broker.unregister, names, mode, wait=wait, timeout=timeout)
+        return await self._run(lambda: self.broker.unregister(names, mode, wait=wait, timeout=timeout))
 
-    async def unregister_all(self, scope: str = "session", mode: str = "strict", *, wait: bool = False,
+    async def unregister_all(self, scope: str = "session", mode: Mode = "strict", *, wait: bool = False,
                              timeout: "float | None" = None) -> "Retired":
         """Broker.unregister_all()."""
         return await self._run(self.broker.unregister_all, scope, mode, wait=wait, timeout=timeout)

@@ -27,4 +27,4 @@ def array_of(memory: Memory, shape: Any, dtype: Any) -> "numpy.ndarray[Any, Any]
     elif not isinstance(shape, int):
         shape = tuple(shape)
     # the view of bytes is what the array holds
-    return numpy.ndarray(shape, kind, memory.view(memory.nbytes, "uint8"))
+    return numpy.ndarray(shape, kind, memoryview(memory.view(memory.nbytes, "uint8")))

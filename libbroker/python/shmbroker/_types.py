@@ -3,7 +3,9 @@
 
 import enum
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+Mode = Literal["strict", "lazy", "force", "discard"]
 
 
 class EventType(enum.IntEnum):
@@ -41,14 +43,14 @@ class RegionFlags(enum.IntFlag):
 
 
 class Event(NamedTuple):
-    """An event; what its type has no use for is 0. count: how many were dropped."""
+    """An event; what its type has no use for is 0. dropped: how many events were, with OVERFLOW."""
 
     type: EventType
     slot: int
     generation: int
     session: int
     nbytes: int
-    count: int
+    dropped: int
     pid: int
     uid: int
     name: str
