@@ -151,8 +151,9 @@ int shmb_client_get_info(struct shmb_client *client, struct shmb_client_info *re
 /*
  * For the caller's own loop: the fd, the same as long as the client lives and owned by it, is readable when
  * shmb_client_process() has something to do. It must be called then (any thread) so that events are delivered, memory
- * of regions that are gone is unmapped, and a broker that was started anew is found again. It is an epoll fd, made at
- * the first call: -EMFILE, -ENOMEM, ... when it cannot be made, -EBADF in a forked child.
+ * of regions that are gone is unmapped, and a broker that was started anew is found again. It is also readable as long
+ * as events wait for shmb_client_next_event(). It is an epoll fd, made at the first call: -EMFILE, -ENOMEM, ... when it
+ * cannot be made, -EBADF in a forked child.
  */
 int shmb_client_get_fd(struct shmb_client *client);
 /*
