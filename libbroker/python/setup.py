@@ -7,9 +7,10 @@ import shutil
 import tempfile
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from wheel.bdist_wheel import bdist_wheel
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).resolve().parent
 LIBRARY = [path for place in ("client", "wire") for path in sorted((HERE.parent / place).glob("*.c"))]
 
 
@@ -19,6 +20,14 @@ class AbiWheel(bdist_wheel):
     def finalize_options(self):
         self.py_limited_api = "cp311"
         super().finalize_options()
+
+
+class BuildWithLibrary(build_ext):
+    """Adds sources from beside this directory, which may not be named in setup()."""
+
+    def build_extension(self, ext):
+        ext.sources += [str(path) for path in LIBRARY]
+        super().build_extension(ext)
 
 
 if not LIBRARY:
@@ -32,7 +41,7 @@ setup(
     package_data={"shmbroker": ["*.pyi", "py.typed"]},
     ext_modules=[Extension(
         "shmbroker._shmbroker",
-        sources=[str(path) for path in sorted(HERE.glob("*.c"))] + [str(path) for path in LIBRARY],
+        sources=sorted(path.name for path in HERE.glob("*.c")),
         include_dirs=[str(HERE.parent), str(HERE.parent / "wire"), str(HERE.parent / "client")],
         define_macros=[("_GNU_SOURCE", None), ("Py_LIMITED_API", "0x030B0000")],
         extra_compile_args=["-std=gnu11", "-fvisibility=hidden", "-pthread"],
@@ -40,5 +49,5 @@ setup(
         py_limited_api=True,
     )],
     options={"build": {"build_base": scratch}, "egg_info": {"egg_base": scratch}},
-    cmdclass={"bdist_wheel": AbiWheel},
+    cmdclass={"bdist_wheel": AbiWheel, "build_ext": BuildWithLibrary},
 )

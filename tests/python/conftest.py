@@ -22,7 +22,9 @@ PLACE = tempfile.TemporaryDirectory(prefix="shmb")  # pylint: disable=consider-u
 
 
 def package():
-    """A directory with the package as it is installed: the build's extension beside the sources' Python."""
+    """A directory with the package: $SHMBROKER_PYTHON, or the build's extension beside the sources' Python."""
+    if "SHMBROKER_PYTHON" in os.environ:
+        return os.environ["SHMBROKER_PYTHON"]
     directory = pathlib.Path(PLACE.name) / "shmbroker"
     if not directory.exists():
         directory.mkdir()

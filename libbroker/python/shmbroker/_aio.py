@@ -20,15 +20,11 @@ T = TypeVar("T")
 class Hub:
     """Reads the events of one broker in one event loop, as long as somebody iterates over them."""
 
-    # what another thread's call has taken from the connection is not seen on its descriptor
-    LOOK_AGAIN = 0.05
-
     def __init__(self, broker: "Broker", loop: asyncio.AbstractEventLoop) -> None:
         self.broker, self.loop = broker, loop
         self.readers: list["Events"] = []
         self.mask = 0
         self.fd = broker.fileno()
-        self.timer: "asyncio.TimerHandle | None" = None
         self.asking = asyncio.Lock()
 
     async def update(self) -> None:
@@ -43,18 +39,9 @@ class Hub:
 
     def start(self) -> None:
         self.loop.add_reader(self.fd, self.read)
-        self.timer = self.loop.call_later(self.LOOK_AGAIN, self.look)
 
     def stop(self) -> None:
         self.loop.remove_reader(self.fd)
-        if self.timer:
-            self.timer.cancel()
-        self.timer = None
-
-    def look(self) -> None:
-        if self.timer:
-            self.timer = self.loop.call_later(self.LOOK_AGAIN, self.look)
-        self.read()
 
     def read(self) -> None:
         try:
