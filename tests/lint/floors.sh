@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # The floors of the house: libbroker/wire uses nothing of ours; the client library and the daemon use wire and
-# themselves, never each other; tools, the Python module and the demonstration use the public header only, and the benchmarks, which
-# measure the wire itself, wire too.
+# themselves, never each other; tools, the Python module and the demonstration use the public header only, and the
+# benchmarks, which measure the wire itself, wire too.
 set -u
 . "$(dirname "$0")/files.sh"
 
