@@ -64,7 +64,9 @@ struct Account {
 	TableLink table_link;
 	ListLink link;
 	uint64_t held[_ACCOUNT_RESOURCE_N];
-	uint64_t refused; /* charges that were refused since the account was made */
+	uint64_t refused;     /* charges that were refused since the account was made */
+	uint32_t n_away;      /* sessions that may come back by a connection for which there need not be room */
+	uint32_t n_overdrawn; /* connections that may be such a one */
 };
 
 struct Accounts {

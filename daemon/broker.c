@@ -196,8 +196,11 @@ static uint64_t count_fds(void) {
 /* beyond the budget a request is refused with a reason; EMFILE never comes as a surprise */
 static void broker_init_fd_budget(Broker *broker) {
 	struct rlimit limit = {};
-	uint64_t used = count_fds() + broker->config->fd_reserve;
+	/* what was recovered is charged to its owners already, and what was not is on its way out */
+	uint64_t used = count_fds() + broker->config->fd_reserve, clients;
 
+	clients = broker->n_recovered_fds + closer_total(broker->closer);
+	used -= clients < used ? clients : 0;
 	(void)getrlimit(RLIMIT_NOFILE, &limit);
 	limit.rlim_cur = limit.rlim_max;
 	(void)setrlimit(RLIMIT_NOFILE, &limit);
@@ -262,25 +265,48 @@ static int broker_bind(Broker *broker) {
 
 /* where a session came from is the number of its listener: those that we bound keep theirs */
 static int compare_listeners(const void *a, const void *b) {
-	return strcmp(((const NotifyFd *)a)->name, ((const NotifyFd *)b)->name);
+	size_t n = strlen(KEEPER_LISTENER);
+	unsigned long x = strtoul(((const NotifyFd *)a)->name + n, NULL, 10);
+	unsigned long y = strtoul(((const NotifyFd *)b)->name + n, NULL, 10);
+
+	return x < y ? -1 : x > y;
+}
+
+static bool is_own_listener(const NotifyFd *fd) {
+	return !strncmp(fd->name, KEEPER_LISTENER, strlen(KEEPER_LISTENER));
+}
+
+/* whoever holds them may hand them over in any order: moves them to the end, in theirs */
+static void sort_own_listeners(NotifyFds *fds) {
+	size_t n = fds->n;
+
+	for (size_t i = fds->n; i > 0; --i) {
+		NotifyFd at = fds->items[i - 1];
+
+		if (!is_own_listener(&at))
+			continue;
+		fds->items[i - 1] = fds->items[--n];
+		fds->items[n] = at;
+	}
+	if (n < fds->n)
+		qsort(fds->items + n, fds->n - n, sizeof(*fds->items), compare_listeners);
 }
 
 static int broker_take_listeners(Broker *broker, NotifyFds *fds) {
-	size_t n = strlen(KEEPER_LISTENER);
-
 	broker->listen_fds = calloc(fds->n + 1, sizeof(*broker->listen_fds));
 	if (!broker->listen_fds)
 		return -ENOMEM;
-	if (fds->n && !strncmp(fds->items[0].name, KEEPER_LISTENER, n))
-		qsort(fds->items, fds->n, sizeof(*fds->items), compare_listeners);
+	sort_own_listeners(fds);
 	for (size_t i = 0; i < fds->n; ++i) {
 		if (fds->items[i].fd < 0 || !strncmp(fds->items[i].name, KEEPER_ASIDE, strlen(KEEPER_ASIDE)))
 			continue;
-		if (notify_is_listener(fds->items[i].fd))
+		if (notify_is_listener(fds->items[i].fd)) {
 			broker->listen_fds[broker->n_listeners++] = steal_fd(&fds->items[i].fd);
-		else
-			log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "closing fd \"%s\", of which nothing is known",
-				  fds->items[i].name);
+			continue;
+		}
+		log_write(LOG_INTERNAL_ERROR, LOG_NO_UID, NULL, "closing fd \"%s\", of which nothing is known",
+			  fds->items[i].name);
+		(void)notify_unstore(fds->items[i].name);
 	}
 	return 0;
 }
@@ -401,8 +427,10 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 	broker->registry.fd = broker->registry.read_only_fd = broker->ledger.fd = -EBADF;
 	list_init(&broker->sessions);
 	list_init(&broker->dying);
+	list_init(&broker->subscribers);
 	list_init(&broker->scan);
 	list_init(&broker->lost);
+	list_init(&broker->free_leases);
 	broker->closer_timer.on_time = on_closer_time;
 	broker->detached_timer.on_time = on_detached_time;
 	broker->watchdog_timer.on_time = on_watchdog_time;
@@ -504,7 +532,9 @@ Broker *broker_free(Broker *broker) {
 	(void)close_fd(broker->signal_fd);
 	(void)close_fd(broker->aside_fds[0]);
 	(void)close_fd(broker->aside_fds[1]);
+	leases_deinit(broker);
 	table_deinit(&broker->away);
+	table_deinit(&broker->by_id);
 	ledger_deinit(&broker->ledger);
 	registry_deinit(&broker->registry);
 	loop_free(broker->loop);

@@ -83,13 +83,17 @@ struct Broker {
 	uint64_t last_session;
 	uint64_t last_lease;
 	List sessions;
-	Table away; /* Session.away_link, by id */
-	List dying; /* Session.link of what ends with this turn */
-	List scan;  /* Region.scan_link */
-	List lost;  /* Session.lost_link */
+	Table away;	  /* Session.away_link, by id */
+	Table by_id;	  /* Session.id_link, all of them */
+	List subscribers; /* Session.subscriber_link */
+	List dying;	  /* Session.link of what ends with this turn */
+	List scan;	  /* Region.scan_link */
+	List lost;	  /* Session.lost_link */
+	List free_leases; /* Lease.session_link */
+	uint32_t n_free_leases;
 	uint32_t n_sessions;
-	uint32_t n_subscribers;
 	uint32_t n_detached;
+	uint64_t n_recovered_fds; /* of sessions and objects of an earlier broker */
 	LoopTimer detached_timer;
 	LoopTimer closer_timer;
 	LoopTimer recovered_timer;

@@ -53,15 +53,16 @@ static int object_fd(const Object *object, uint32_t access) {
 static Region *find_active(Broker *broker, const WireLookup *lookup, int *ret_code, const char **ret_why) {
 	Region *region;
 
-	*ret_code = wire_name_check(lookup->name, lookup->entry.name_length, ret_why);
-	if (*ret_code)
-		return NULL;
 	region = registry_find(&broker->registry, lookup->name, lookup->entry.name_length);
-	if (!region) {
+	if (region)
+		return region;
+	/* names that are registered have been checked */
+	*ret_code = wire_name_check(lookup->name, lookup->entry.name_length, ret_why);
+	if (!*ret_code) {
 		*ret_code = SHMB_E_NOT_FOUND;
 		*ret_why = "no such region";
 	}
-	return region;
+	return NULL;
 }
 
 static int lookup_window(const Region *region, const WireLookupEntry *entry, uint64_t *ret_size, const char **ret_why) {
@@ -85,12 +86,15 @@ static int lookup_one(Request *request, const WireLookup *lookup, uint32_t index
 	Region *region;
 	Lease *lease = NULL;
 	uint64_t size;
-	int r;
+	int r = 0;
 
 	/* asked again: the lease that was granted then, whatever has become of the name */
 	if (request->header.flags & WIRE_FLAG_RETRY && !(entry->flags & WIRE_LOOKUP_NO_LEASE))
 		lease = lease_find_asked(session, serial, index);
-	region = lease && lease->region ? lease->region : find_active(session->broker, lookup, &r, ret_why);
+	/* of one that was revoked meanwhile the client knows nothing */
+	if (lease && !lease->region)
+		lease = lease_free(lease);
+	region = lease ? lease->region : find_active(session->broker, lookup, &r, ret_why);
 	if (!region)
 		return r;
 	r = check_use(session, region, entry->access, ret_why);
@@ -158,7 +162,8 @@ int dispatch_lookup(Request *request) {
 			broker->stats.lookups++;
 		}
 		wire_write(&request->reply, &result, sizeof(result));
-		wire_write(&request->reply, why, result.text_length);
+		if (result.text_length)
+			wire_write(&request->reply, why, result.text_length);
 	}
 	request_send(request, fds, n_fds);
 	return 0;

@@ -66,14 +66,10 @@ static bool token_is(const Session *session, const wire_b16 *token) {
 }
 
 /* told only to who knows its token */
-static bool is_connected(const Broker *broker, const WireHelloRequest *hello) {
-	list_for_each (link, &broker->sessions) {
-		const Session *session = container_of(link, Session, link);
+static bool is_connected(Broker *broker, const WireHelloRequest *hello) {
+	const Session *session = session_find(broker, hello->session);
 
-		if (session->id == hello->session)
-			return session->state == SESSION_OPEN && token_is(session, &hello->token);
-	}
-	return false;
+	return session && session->state == SESSION_OPEN && token_is(session, &hello->token);
 }
 
 /* the session goes on with this connection; the request is the old session's from here on */
@@ -115,6 +111,8 @@ int dispatch_hello(Request *request) {
 	}
 	if (hello.session)
 		return resume(request, &hello);
+	if (session->overdrawn)
+		return request_refuse(request, SHMB_E_QUOTA, "this user has too many connections");
 	r = check_roles(request, &hello);
 	if (r)
 		return r;

@@ -140,8 +140,8 @@ static Region *find_retired(const Session *session, uint64_t serial, uint32_t in
 	for (uint32_t slot = 0; slot < registry->n_used; ++slot) {
 		const LedgerRegion *at = ledger_region(&session->broker->ledger, slot);
 
-		if (registry->regions[slot] && at->retired_session == session->id && at->retired_serial == serial &&
-		    at->retired_index == index)
+		if (registry->regions[slot] && at->state != WIRE_STATE_REVOKED && at->retired_session == session->id &&
+		    at->retired_serial == serial && at->retired_index == index)
 			return registry->regions[slot];
 	}
 	return NULL;
@@ -204,6 +204,8 @@ static int retire_by_name(Retirement *retirement, const WireName *name, uint32_t
 		r = retire_again(retirement, region, index, &done);
 		if (r || done)
 			return r;
+		if (region && region->generation > retirement->serial->counter)
+			region = NULL;
 	}
 	if (!region || (name->entry.generation && region->generation != name->entry.generation)) {
 		result->code = region ? SHMB_E_STALE : SHMB_E_NOT_FOUND;
@@ -241,6 +243,9 @@ static int retire_all(Retirement *retirement) {
 
 		if (!region || region->state == WIRE_STATE_REVOKED ||
 		    !in_scope(session, region, retirement->asked.scope))
+			continue;
+		/* asked again: what has come since is not meant */
+		if (region->generation > retirement->serial->counter)
 			continue;
 		r = wait_add(wait, region, UINT32_MAX);
 		if (r)

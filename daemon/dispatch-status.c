@@ -197,15 +197,19 @@ static bool client_write(Request *request, const Session *client) {
 
 int dispatch_clients(Request *request) {
 	Session *session = request->session;
+	List *sessions = &session->broker->sessions;
 	WireClientsRequest asked;
 	WirePageHead *head;
+	Session *last;
 	uint32_t seen = 0;
 
 	if (wire_read_fixed(&request->body, &asked, sizeof(asked)))
 		return DISPATCH_MALFORMED;
 	page_begin(request, &head);
-	/* ids only grow, and the list is in their order */
-	list_for_each (link, &session->broker->sessions) {
+	/* ids only grow, and the list is in their order: it goes on behind the last one, if that is still there */
+	last = session_find(session->broker, asked.cursor);
+	for (ListLink *link = last && !last->dying ? last->link.next : sessions->head.next; link != &sessions->head;
+	     link = link->next) {
 		Session *client = container_of(link, Session, link);
 
 		if (client->id <= asked.cursor || client->state == SESSION_NEW ||

@@ -54,10 +54,8 @@ void events_turn(Broker *broker) {
 }
 
 static void event_broadcast(Broker *broker, const WireEvent *event, const char *name, uint32_t pid, uint32_t uid) {
-	if (!broker->n_subscribers)
-		return;
-	list_for_each (link, &broker->sessions) {
-		Session *session = container_of(link, Session, link);
+	list_for_each (link, &broker->subscribers) {
+		Session *session = container_of(link, Session, subscriber_link);
 
 		if (session->event_mask & UINT32_C(1) << event->type)
 			event_send(session, *event, name, pid, uid);
@@ -100,7 +98,8 @@ void event_session(uint32_t type, const Session *subject) {
 }
 
 void event_subscribe(Session *session, uint32_t mask) {
-	session->broker->n_subscribers += !!mask;
-	session->broker->n_subscribers -= !!session->event_mask;
+	list_remove(&session->subscriber_link);
+	if (mask)
+		list_append(&session->broker->subscribers, &session->subscriber_link);
 	session->event_mask = mask;
 }

@@ -463,15 +463,12 @@ static int segment_take(Segment *segment, const Message *message, size_t size, i
 	return 0;
 }
 
-int keeper_read(Keeper *keeper, uint64_t number, int passed_fd, KeeperTake take, void *userdata) {
-	_cleanup_(closep) int fd = passed_fd;
-	Segment *segment = segment_alloc(keeper, number);
+static int segment_read(Segment *segment, int fd, KeeperTake take, void *userdata) {
+	Keeper *keeper = segment->keeper;
 	int fds[WIRE_FDS_ROOM], from_the_start = 0, r;
 	FdMessage received;
 	Message message;
 
-	if (!segment)
-		return -ENOMEM;
 	/* the offset is the socket's, so it is where an earlier process left it */
 	if (setsockopt(fd, SOL_SOCKET, SO_PEEK_OFF, &from_the_start, sizeof(from_the_start)) < 0)
 		return -errno;
@@ -492,6 +489,15 @@ int keeper_read(Keeper *keeper, uint64_t number, int passed_fd, KeeperTake take,
 			return r;
 		segment->n_messages++;
 	}
-	(void)segment_judge(segment);
 	return 0;
+}
+
+int keeper_read(Keeper *keeper, uint64_t number, int passed_fd, KeeperTake take, void *userdata) {
+	_cleanup_(closep) int fd = passed_fd;
+	Segment *segment = segment_alloc(keeper, number);
+	int r = segment ? segment_read(segment, fd, take, userdata) : -ENOMEM;
+
+	if (segment)
+		(void)segment_judge(segment);
+	return r;
 }

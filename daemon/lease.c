@@ -130,16 +130,37 @@ Lease *lease_find_asked(Session *session, uint64_t serial, uint32_t index) {
 	return NULL;
 }
 
+/* those that come and go by message are many: some are kept for the next ones */
 static Lease *lease_alloc(Session *session, Region *region, uint64_t id) {
-	Lease *lease = calloc(1, sizeof(*lease));
+	Broker *broker = session->broker;
+	ListLink *link = list_first(&broker->free_leases);
+	Lease *lease;
 
+	if (link) {
+		list_remove(link);
+		broker->n_free_leases--;
+	}
+	lease = link ? container_of(link, Lease, session_link) : malloc(sizeof(*lease));
 	if (!lease)
 		return NULL;
-	lease->session = session;
-	lease->region = region;
-	lease->id = id;
-	lease->ledger_index = LEDGER_NONE;
+	*lease = (Lease){ .session = session, .region = region, .id = id, .ledger_index = LEDGER_NONE };
 	return lease;
+}
+
+static void lease_keep(Broker *broker, Lease *lease) {
+	if (broker->n_free_leases == LEASE_FREE_MAX) {
+		free(lease);
+		return;
+	}
+	list_append(&broker->free_leases, &lease->session_link);
+	broker->n_free_leases++;
+}
+
+void leases_deinit(Broker *broker) {
+	for (ListLink *link; (link = list_first(&broker->free_leases));) {
+		list_remove(link);
+		free(container_of(link, Lease, session_link));
+	}
 }
 
 static bool lease_link(Lease *lease) {
@@ -192,7 +213,7 @@ Lease *lease_free(Lease *lease) {
 		lease->session->n_leases--;
 	}
 	account_refund(&lease->charge);
-	free(lease);
+	lease_keep(lease->session->broker, lease);
 	return NULL;
 }
 

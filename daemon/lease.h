@@ -45,6 +45,8 @@ struct Lease {
 	AccountCharge charge;
 };
 
+#define LEASE_FREE_MAX 1024
+
 struct Page {
 	int fd; /* read-write: for the seal test, and to be parked */
 	KeeperEntry parked;
@@ -77,6 +79,8 @@ int lease_new(Session *session, Region *region, uint64_t serial, uint32_t index,
 /* One that the ledger has at @index; @region NULL when it was revoked. Returns 0 or -ENOMEM. */
 int lease_restore(Session *session, Region *region, uint32_t index);
 Lease *lease_free(Lease *lease);
+/* those that are kept for later, at most LEASE_FREE_MAX */
+void leases_deinit(Broker *broker);
 /* the region is gone for this lease; its release answers REVOKED */
 void lease_revoke(Lease *lease);
 

@@ -98,6 +98,7 @@ static bool header_is_right(const LedgerHeader *header) {
 		return false;
 	header_init(&right, header->session_capacity, header->region_capacity, header->epoch);
 	return !memcmp(header, &right, offsetof(LedgerHeader, generation)) &&
+	       header->generation >> LAYOUT_COUNTER_BITS == header->epoch &&
 	       header->n_used_sessions <= header->session_capacity &&
 	       header->n_used_regions <= header->region_capacity && header->n_used_objects <= header->region_capacity &&
 	       header->n_used_maps <= header->map_capacity && header->n_used_leases <= header->lease_capacity;
@@ -129,8 +130,12 @@ int ledger_open(Ledger *ledger, int fd, const char **ret_why) {
 		return -EINVAL;
 	}
 	map = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (map == MAP_FAILED)
-		return -errno;
+	if (map == MAP_FAILED) {
+		/* none of ours, other than what may be short for a moment */
+		if (errno != ENOMEM && errno != EAGAIN && errno != ENFILE)
+			*ret_why = "the ledger cannot be mapped";
+		return *ret_why ? -EINVAL : -errno;
+	}
 	header = map;
 	if (header->magic != LEDGER_MAGIC)
 		*ret_why = "the ledger is none of shmbrokerd's";

@@ -35,7 +35,6 @@ struct LoopEngine {
 	int (*conn_link)(LoopConn *conn);
 	/* consumes @conn->fd, which was shut down; the message that the kernel still works on stays with the engine */
 	void (*conn_unlink)(LoopConn *conn);
-	void (*conn_set_may_pass_fds)(LoopConn *conn);
 	/* the object is another one now, @conn->engine is the same */
 	void (*conn_moved)(LoopConn *conn);
 	int (*poll_link)(LoopPoll *poll);

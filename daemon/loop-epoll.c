@@ -153,11 +153,6 @@ static void epoll_conn_unlink(LoopConn *conn) {
 	closer_close(conn->loop->closer, conn->owner_uid, steal_fd(&conn->fd));
 }
 
-/* one recvmsg at a time serves both */
-static void epoll_conn_set_may_pass_fds(LoopConn *conn) {
-	(void)conn;
-}
-
 static void epoll_conn_moved(LoopConn *conn) {
 	Source *source = conn->engine;
 
@@ -342,7 +337,6 @@ const LoopEngine loop_engine_epoll = {
 	.listener_unlink = epoll_listener_unlink,
 	.conn_link = epoll_conn_link,
 	.conn_unlink = epoll_conn_unlink,
-	.conn_set_may_pass_fds = epoll_conn_set_may_pass_fds,
 	.conn_moved = epoll_conn_moved,
 	.poll_link = epoll_poll_link,
 	.poll_unlink = epoll_poll_unlink,

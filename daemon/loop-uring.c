@@ -9,11 +9,10 @@
  * kernel has not begun looks its fd up by number when it does: so the fd of a connection goes to the Closer after
  * the last CQE, never before, lest the number means another socket by then. The peer has seen the shutdown() by then.
  *
- * A connection receives in one of two ways. While the peer may pass fds: a one-shot poll, then recvmsg(), again only
- * where more is likely, then the poll again, which looks before it waits. Otherwise a multishot recvmsg into a ring of
- * buffers, and a poll for the hang-up, because some kernels lose the end of file of a multishot request. Whenever no
- * request receives (a switch, a hang-up, no buffers left, an error) the connection goes through recvmsg() until there
- * is none before anything is armed, so that nothing is lost or overtaken.
+ * A connection receives by a one-shot poll, then recvmsg(), again only where more is likely, then the poll again,
+ * which looks before it waits. A multishot recvmsg into a ring of buffers would save a system call, but its buffers go
+ * round, and a message in memory that is cold costs more; and its fds would come unasked. Replies are sent by the loop
+ * itself; what has to wait for room goes through the ring.
  */
 
 #include <errno.h>
@@ -22,15 +21,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #include "loop-engine.h"
 
-#define BUFFERS 64
-#define BUFFERS_GROUP 0
-#define BUFFER_SIZE (66U * 1024)
-#define BUFFER_NONE UINT16_MAX
 #define NOMEM_WAITS 2
 #define NOMEM_WAIT_NS 250000000
 #define FREE_TURNS 100
@@ -40,8 +34,6 @@
 enum {
 	REQUEST_ACCEPT,
 	REQUEST_POLL,
-	REQUEST_RECEIVE,
-	REQUEST_HANGUP,
 	REQUEST_ROOM,
 	REQUEST_SEND,
 	_REQUEST_N,
@@ -49,9 +41,7 @@ enum {
 
 #define REQUEST_MASK 7U
 #define BIT(_request) (1U << (_request))
-#define RECEIVING (BIT(REQUEST_POLL) | BIT(REQUEST_RECEIVE))
 
-typedef struct Buffer Buffer;
 typedef struct Engine Engine;
 typedef struct Source Source;
 
@@ -66,22 +56,13 @@ struct Source {
 	uint32_t cancel;    /* to be cancelled */
 	uint32_t in_flight; /* no last CQE yet */
 	bool owns_fd;
-	bool eof; /* a multishot receive saw the end, or an empty message */
-	bool hangup;
 	bool reset;	       /* ECONNRESET was read, what the peer sent before follows */
 	int error;	       /* a send failed */
 	LoopOut *orphan;       /* being sent when the connection was unlinked */
-	uint16_t first_buffer; /* received and not yet delivered */
-	uint16_t last_buffer;
 	LoopTimer pause;       /* of a listener that ran out of fds */
 	ListLink link;	       /* in Engine.sources or Engine.graveyard */
 	ListLink changed_link; /* in Engine.changed while @want or @cancel is set */
 	ListLink ready_link;   /* in Engine.ready while there may be something to receive */
-};
-
-struct Buffer {
-	uint16_t next;
-	uint32_t size;
 };
 
 struct Engine {
@@ -92,11 +73,6 @@ struct Engine {
 	List graveyard; /* unlinked with nothing in flight: freed when no callback runs */
 	List changed;
 	List ready;
-	struct io_uring_buf_ring *buffer_ring;
-	bool no_buffers; /* before Linux 6.0, or without memory */
-	uint8_t *buffers;
-	Buffer buffer[BUFFERS];
-	struct msghdr receive_header; /* how a buffer is divided */
 };
 
 /* the ring */
@@ -206,85 +182,6 @@ static struct io_uring_sqe *engine_sqe(Engine *engine) {
 	return io_uring_get_sqe(&engine->ring);
 }
 
-/* buffers of multishot receives: made with the first connection that may have one */
-
-static uint8_t *buffer_bytes(Engine *engine, uint16_t id) {
-	return engine->buffers + (size_t)id * BUFFER_SIZE;
-}
-
-static void buffer_give_back(Engine *engine, uint16_t id) {
-	io_uring_buf_ring_add(engine->buffer_ring, buffer_bytes(engine, id), BUFFER_SIZE, id,
-			      io_uring_buf_ring_mask(BUFFERS), 0);
-	io_uring_buf_ring_advance(engine->buffer_ring, 1);
-}
-
-static void *map_memory(size_t size) {
-	void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	return memory == MAP_FAILED ? NULL : memory;
-}
-
-static void engine_free_buffers(Engine *engine) {
-	if (engine->buffer_ring)
-		(void)munmap(engine->buffer_ring, BUFFERS * sizeof(struct io_uring_buf));
-	if (engine->buffers)
-		(void)munmap(engine->buffers, (size_t)BUFFERS * BUFFER_SIZE);
-	engine->buffer_ring = NULL;
-	engine->buffers = NULL;
-}
-
-static bool engine_has_buffers(Engine *engine) {
-	struct io_uring_buf_reg reg = { .ring_entries = BUFFERS, .bgid = BUFFERS_GROUP };
-
-	if (engine->buffers || engine->no_buffers)
-		return !engine->no_buffers;
-	engine->receive_header = (struct msghdr){ .msg_controllen = sizeof(FdControl) };
-	engine->buffer_ring = map_memory(BUFFERS * sizeof(struct io_uring_buf));
-	engine->buffers = map_memory((size_t)BUFFERS * BUFFER_SIZE);
-	reg.ring_addr = (uint64_t)(uintptr_t)engine->buffer_ring;
-	if (!engine->buffer_ring || !engine->buffers || io_uring_register_buf_ring(&engine->ring, &reg, 0)) {
-		engine_free_buffers(engine);
-		engine->no_buffers = true;
-		return false;
-	}
-	io_uring_buf_ring_init(engine->buffer_ring);
-	for (uint16_t id = 0; id < BUFFERS; id++)
-		buffer_give_back(engine, id);
-	return true;
-}
-
-_Static_assert(sizeof(struct io_uring_recvmsg_out) + sizeof(FdControl) + WIRE_MESSAGE_MAX <= BUFFER_SIZE,
-	       "a buffer holds the biggest message");
-_Static_assert((sizeof(struct io_uring_recvmsg_out) + sizeof(FdControl)) % 8 == 0, "messages are aligned");
-
-/* what the kernel wrote into buffer @id; @fds has room for WIRE_FDS_ROOM */
-static bool buffer_parse(Engine *engine, uint16_t id, int *fds, LoopMessage *ret) {
-	struct msghdr *header = &engine->receive_header;
-	struct io_uring_recvmsg_out *out;
-	struct msghdr received = { 0 };
-	FdMessage message;
-	uint8_t *bytes = buffer_bytes(engine, id);
-	size_t size;
-
-	out = io_uring_recvmsg_validate(bytes, (int)engine->buffer[id].size, header);
-	if (!out)
-		return false;
-	size = io_uring_recvmsg_payload_length(out, (int)engine->buffer[id].size, header);
-	received.msg_control = io_uring_recvmsg_name(out);
-	received.msg_controllen = out->controllen;
-	received.msg_flags = (int)out->flags;
-	fd_message_parse(&received, (ssize_t)size, fds, &message);
-	*ret = (LoopMessage){
-		.data = io_uring_recvmsg_payload(out, header),
-		.size = message.size < WIRE_MESSAGE_MAX ? message.size : WIRE_MESSAGE_MAX,
-		.fds = fds,
-		.n_fds = message.n_fds,
-		.truncated = message.truncated || message.size > WIRE_MESSAGE_MAX,
-		.fds_lost = message.fds_lost,
-	};
-	return true;
-}
-
 /* sources */
 
 static int source_new(Source **ret, Loop *loop, int fd) {
@@ -297,8 +194,6 @@ static int source_new(Source **ret, Loop *loop, int fd) {
 		.engine = engine,
 		.fd = fd,
 		.uid = LOOP_NO_UID,
-		.first_buffer = BUFFER_NONE,
-		.last_buffer = BUFFER_NONE,
 	};
 	list_append(&engine->sources, &source->link);
 	*ret = source;
@@ -329,42 +224,6 @@ static void source_ready(Source *source) {
 		list_append(&source->engine->ready, &source->ready_link);
 }
 
-static uint16_t source_take_buffer(Source *source) {
-	uint16_t id = source->first_buffer;
-
-	if (id == BUFFER_NONE)
-		return id;
-	source->first_buffer = source->engine->buffer[id].next;
-	if (source->first_buffer == BUFFER_NONE)
-		source->last_buffer = BUFFER_NONE;
-	return id;
-}
-
-static void source_add_buffer(Source *source, uint16_t id, uint32_t size) {
-	Engine *engine = source->engine;
-
-	engine->buffer[id] = (Buffer){ .next = BUFFER_NONE, .size = size };
-	if (source->last_buffer == BUFFER_NONE)
-		source->first_buffer = id;
-	else
-		engine->buffer[source->last_buffer].next = id;
-	source->last_buffer = id;
-}
-
-/* what was received for a connection that has gone */
-static void source_drop_buffers(Source *source) {
-	Engine *engine = source->engine;
-	int fds[WIRE_FDS_ROOM];
-
-	for (uint16_t id; (id = source_take_buffer(source)) != BUFFER_NONE;) {
-		LoopMessage message;
-
-		if (buffer_parse(engine, id, fds, &message))
-			loop_close_fds(engine->loop, source->uid, fds, message.n_fds);
-		buffer_give_back(engine, id);
-	}
-}
-
 static Source *source_free(Source *source) {
 	list_remove(&source->link);
 	list_remove(&source->changed_link);
@@ -387,7 +246,6 @@ static void source_unlink(Source *source) {
 	source->poll = NULL;
 	loop_timer_unlink(&source->pause);
 	list_remove(&source->ready_link);
-	source_drop_buffers(source);
 	/* a send does not wait for anything, its CQE comes by itself */
 	source_cancel(source, ~BIT(REQUEST_SEND));
 	if (source->in_flight)
@@ -440,20 +298,6 @@ static void uring_poll_unlink(LoopPoll *poll) {
 	source_unlink(poll->engine);
 }
 
-static bool source_wants_multishot(Source *source) {
-	return !source->conn->may_pass_fds && engine_has_buffers(source->engine);
-}
-
-/* there is nothing to receive: have the kernel wait for it */
-static void source_arm_receive(Source *source) {
-	if (!source_wants_multishot(source)) {
-		source_arm(source, REQUEST_POLL);
-		return;
-	}
-	source_arm(source, REQUEST_RECEIVE);
-	source_arm(source, REQUEST_HANGUP);
-}
-
 static int uring_conn_link(LoopConn *conn) {
 	Source *source;
 	int r;
@@ -465,7 +309,7 @@ static int uring_conn_link(LoopConn *conn) {
 	source->uid = conn->owner_uid;
 	source->owns_fd = true;
 	conn->engine = source;
-	source_arm_receive(source);
+	source_arm(source, REQUEST_POLL);
 	return 0;
 }
 
@@ -476,14 +320,6 @@ static void uring_conn_unlink(LoopConn *conn) {
 		source->orphan = loop_conn_take_out(conn);
 	(void)steal_fd(&conn->fd);
 	source_unlink(source);
-}
-
-static void uring_conn_set_may_pass_fds(LoopConn *conn) {
-	Source *source = conn->engine;
-
-	source_cancel(source, source_wants_multishot(source) ? BIT(REQUEST_POLL) : BIT(REQUEST_RECEIVE));
-	if (!((source->in_flight | source->want) & RECEIVING))
-		source_ready(source);
 }
 
 static void uring_conn_moved(LoopConn *conn) {
@@ -510,14 +346,6 @@ static void source_prepare(Source *source, unsigned request, struct io_uring_sqe
 		break;
 	case REQUEST_POLL:
 		io_uring_prep_poll_add(sqe, source->fd, source->conn ? POLLIN | POLLRDHUP : POLLIN);
-		break;
-	case REQUEST_RECEIVE:
-		io_uring_prep_recvmsg_multishot(sqe, source->fd, &engine->receive_header, MSG_CMSG_CLOEXEC);
-		sqe->flags |= IOSQE_BUFFER_SELECT;
-		sqe->buf_group = BUFFERS_GROUP;
-		break;
-	case REQUEST_HANGUP:
-		io_uring_prep_poll_add(sqe, source->fd, POLLRDHUP);
 		break;
 	case REQUEST_ROOM:
 		io_uring_prep_poll_add(sqe, source->fd, POLLOUT);
@@ -650,39 +478,6 @@ static void source_polled(Source *source, int result) {
 	source->poll->on_ready(source->poll, (uint32_t)result);
 }
 
-static void source_received(Source *source, int result, uint32_t flags) {
-	Engine *engine = source->engine;
-
-	if (flags & IORING_CQE_F_BUFFER) {
-		uint16_t id = (uint16_t)(flags >> IORING_CQE_BUFFER_SHIFT);
-		size_t empty = sizeof(struct io_uring_recvmsg_out) + engine->receive_header.msg_controllen;
-
-		source_add_buffer(source, id, result > 0 ? (uint32_t)result : 0);
-		if (result >= 0 && (size_t)result <= empty)
-			source->eof = true;
-	} else if (result == 0) {
-		source->eof = true;
-	} else if (result == -EINVAL) {
-		engine->no_buffers = true;
-	} else if (result == -ECONNRESET) {
-		source->reset = true;
-	}
-	if (source->conn)
-		source_ready(source);
-	else
-		source_drop_buffers(source);
-}
-
-static void source_hung_up(Source *source, int result) {
-	if (result < 0 || !source->conn)
-		return;
-	/* the multishot request ends, and recvmsg() sees what is left */
-	source->hangup = true;
-	source_cancel(source, BIT(REQUEST_RECEIVE));
-	if (!((source->in_flight | source->want) & RECEIVING))
-		source_ready(source);
-}
-
 static void source_has_room(Source *source) {
 	if (!source->conn)
 		return;
@@ -730,12 +525,6 @@ static void engine_complete(const struct io_uring_cqe *cqe) {
 	case REQUEST_POLL:
 		source_polled(source, cqe->res);
 		break;
-	case REQUEST_RECEIVE:
-		source_received(source, cqe->res, cqe->flags);
-		break;
-	case REQUEST_HANGUP:
-		source_hung_up(source, cqe->res);
-		break;
 	case REQUEST_ROOM:
 		source_has_room(source);
 		break;
@@ -771,33 +560,17 @@ static void source_end(Source *source, int reason, int error) {
 	loop_conn_end(source->conn, reason, error);
 }
 
-static void source_deliver_buffer(Source *source, uint16_t id) {
-	Engine *engine = source->engine;
-	int fds[WIRE_FDS_ROOM];
-	LoopMessage message;
-
-	if (buffer_parse(engine, id, fds, &message)) {
-		if (message.size)
-			loop_conn_deliver(source->conn, &message);
-		else
-			loop_close_fds(engine->loop, source->uid, fds, message.n_fds);
-	}
-	buffer_give_back(engine, id);
-}
-
 /* takes one message, the @n-th of this turn; false when there is no more for this turn */
 static bool source_receive(Source *source, int n) {
-	/* only what has no poll to find it again must be taken to the last */
-	bool may_stop = n && !source->hangup && !source_wants_multishot(source);
 	LoopMessage message;
 	int r;
 
-	if (may_stop && !loop_conn_tries_more(source->conn)) {
-		source_arm_receive(source);
+	if (n && !loop_conn_tries_more(source->conn)) {
+		source_arm(source, REQUEST_POLL);
 		return false;
 	}
 	r = loop_receive(source->engine->loop, source->fd, source->uid, &message);
-	if (may_stop)
+	if (n)
 		loop_conn_tried_more(source->conn, r != -EAGAIN);
 	if (!r) {
 		loop_conn_deliver(source->conn, &message);
@@ -807,9 +580,9 @@ static bool source_receive(Source *source, int n) {
 		source->reset = true;
 		return true;
 	}
-	if (r == -EAGAIN && !source->hangup)
-		source_arm_receive(source);
-	else if (r == -EAGAIN || r == LOOP_RECEIVE_HANGUP)
+	if (r == -EAGAIN)
+		source_arm(source, REQUEST_POLL);
+	else if (r == LOOP_RECEIVE_HANGUP)
 		source_end(source, LOOP_END_HANGUP, 0);
 	else
 		source_end(source, LOOP_END_ERROR, -r);
@@ -824,18 +597,8 @@ static void source_serve(Source *source) {
 		return;
 	}
 	for (int n = 0; n < LOOP_MESSAGES_PER_TURN; n++) {
-		uint16_t id = source_take_buffer(source);
-
-		if (id != BUFFER_NONE) {
-			source_deliver_buffer(source, id);
-		} else if (source->eof) {
-			source_end(source, LOOP_END_HANGUP, 0);
-			return;
-		} else if ((source->in_flight | source->want) & RECEIVING || !source_receive(source, n)) {
-			return;
-		}
-		/* unlinked, but not freed while callbacks run */
-		if (!source->conn)
+		/* unlinked, but not freed while callbacks run; or a send's failure found it while it waits */
+		if (!source_receive(source, n) || !source->conn || source->conn->ended)
 			return;
 	}
 	source_ready(source);
@@ -871,7 +634,6 @@ static void uring_free(Loop *loop) {
 	io_uring_queue_exit(&engine->ring);
 	for (ListLink *link; (link = list_first(&engine->sources));)
 		source_free(container_of(link, Source, link));
-	engine_free_buffers(engine);
 	free(engine);
 }
 
@@ -883,7 +645,6 @@ const LoopEngine loop_engine_uring = {
 	.listener_unlink = uring_listener_unlink,
 	.conn_link = uring_conn_link,
 	.conn_unlink = uring_conn_unlink,
-	.conn_set_may_pass_fds = uring_conn_set_may_pass_fds,
 	.conn_moved = uring_conn_moved,
 	.poll_link = uring_poll_link,
 	.poll_unlink = uring_poll_unlink,

@@ -108,7 +108,10 @@ void loop_set_turn(Loop *loop, void (*on_turn)(void *userdata), void *userdata) 
 	loop->userdata = userdata;
 }
 
-uint64_t loop_now(const Loop *loop) {
+uint64_t loop_now(Loop *loop) {
+	/* few turns want to know */
+	if (!loop->now_ns)
+		loop->now_ns = clock_now();
 	return loop->now_ns;
 }
 
@@ -198,7 +201,7 @@ void loop_timer_unlink(LoopTimer *timer) {
 
 /* those that are armed in a callback wait for the next turn, even when their time has passed */
 static void loop_run_timers(Loop *loop) {
-	while (loop->timers && loop->timers->at_ns <= loop->now_ns) {
+	while (loop->timers && loop->timers->at_ns <= loop_now(loop)) {
 		LoopTimer *timer = loop->timers;
 
 		timer_leave_heap(timer);
@@ -233,7 +236,7 @@ int loop_run(Loop *loop) {
 		r = loop->engine->wait(loop, loop_timeout(loop));
 		if (r)
 			return r;
-		loop->now_ns = clock_now();
+		loop->now_ns = 0;
 		loop->engine->dispatch(loop);
 		loop_run_timers(loop);
 		if (loop->on_turn)
@@ -335,14 +338,6 @@ void loop_conn_move(LoopConn *to, LoopConn *from) {
 	from->engine = NULL;
 	from->loop = NULL;
 	from->fd = -EBADF;
-}
-
-void loop_conn_set_may_pass_fds(LoopConn *conn, bool may_pass_fds) {
-	if (conn->may_pass_fds == may_pass_fds)
-		return;
-	conn->may_pass_fds = may_pass_fds;
-	if (conn->loop && !conn->ended)
-		conn->loop->engine->conn_set_may_pass_fds(conn);
 }
 
 void loop_close_fds(Loop *loop, uint32_t uid, int *fds, size_t n_fds) {
@@ -496,10 +491,20 @@ static int conn_queue(LoopConn *conn, const void *data, size_t size, int *fds, s
 	return 0;
 }
 
-int loop_conn_send(LoopConn *conn, const void *data, size_t size, int *fds, size_t n_fds, bool owned) {
-	int r = conn_queue(conn, data, size, fds, n_fds, owned);
+/* false when it has to be queued, if only to fail where that can be told */
+static bool conn_send_now(LoopConn *conn, const void *data, size_t size, const int *fds, size_t n_fds) {
+	if (!conn->loop || conn->ended || conn->sending || !list_is_empty(&conn->out) || !size ||
+	    size > WIRE_MESSAGE_MAX)
+		return false;
+	if (!n_fds)
+		return send(conn->fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+	return !fd_send(conn->fd, data, size, fds, n_fds, MSG_DONTWAIT);
+}
 
-	/* what was not taken over: all of it when the message was dropped or refused */
+int loop_conn_send(LoopConn *conn, const void *data, size_t size, int *fds, size_t n_fds, bool owned) {
+	int r = conn_send_now(conn, data, size, fds, n_fds) ? 0 : conn_queue(conn, data, size, fds, n_fds, owned);
+
+	/* what was not taken over: all of it when the message is gone, was dropped or refused */
 	for (size_t i = 0; owned && i < n_fds; i++) {
 		if (conn->loop)
 			closer_close(conn->loop->closer, conn->owner_uid, steal_fd(&fds[i]));

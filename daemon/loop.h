@@ -63,7 +63,6 @@ struct LoopListener {
 struct LoopConn {
 	int fd;		    /* owned from loop_conn_link() on; closed by the Closer on unlink */
 	uint32_t owner_uid; /* whose closes these are */
-	bool may_pass_fds;  /* false only while SO_PASSRIGHTS is 0: allows multishot receive */
 	void (*on_message)(LoopConn *conn, LoopMessage *message);
 	void (*on_end)(LoopConn *conn, int reason, int error); /* once; the callee unlinks the source */
 	Loop *loop;
@@ -115,8 +114,8 @@ int loop_run(Loop *loop);
 void loop_quit(Loop *loop);
 /* called at the end of every turn, before what is queued is sent */
 void loop_set_turn(Loop *loop, void (*on_turn)(void *userdata), void *userdata);
-/* CLOCK_MONOTONIC in nanoseconds as of this turn */
-uint64_t loop_now(const Loop *loop);
+/* CLOCK_MONOTONIC in nanoseconds, once for all of a turn */
+uint64_t loop_now(Loop *loop);
 
 /* Linking returns 0 or -errno; unlinking what is not linked does nothing. */
 int loop_listener_link(Loop *loop, LoopListener *listener);
@@ -129,8 +128,6 @@ void loop_conn_unlink(LoopConn *conn);
  * Within a callback of @from's too.
  */
 void loop_conn_move(LoopConn *to, LoopConn *from);
-/* SO_PASSRIGHTS was switched: re-arms receiving; called within or outside callbacks */
-void loop_conn_set_may_pass_fds(LoopConn *conn, bool may_pass_fds);
 int loop_poll_link(Loop *loop, LoopPoll *poll);
 void loop_poll_unlink(LoopPoll *poll);
 /* arms or re-arms; links the timer when it is not; CLOCK_MONOTONIC; at_ns in the past fires in the next turn */
@@ -138,9 +135,10 @@ void loop_timer_set(Loop *loop, LoopTimer *timer, uint64_t at_ns);
 void loop_timer_unlink(LoopTimer *timer);
 
 /*
- * Queues a message of 1 to WIRE_MESSAGE_MAX bytes and at most WIRE_FDS_ROOM fds; it is sent with the end of this
- * turn. Copies @data. With @owned the fds are consumed, also on failure: they are closed (Closer) after the send; else
- * they are borrowed and duplicated here. On a connection that has ended the message is dropped.
+ * Sends a message of 1 to WIRE_MESSAGE_MAX bytes and at most WIRE_FDS_ROOM fds: at once when nothing is queued before
+ * it and the peer has room, else with the end of a turn, from a copy of @data. With @owned the fds are consumed, also
+ * on failure: they are closed (Closer) after the send; else they are borrowed, and duplicated if they must wait. A
+ * send that fails ends the connection in the next turn. On a connection that has ended the message is dropped.
  * Returns 0 or -ENOMEM or -EMFILE, or -EINVAL for what is no message.
  */
 int loop_conn_send(LoopConn *conn, const void *data, size_t size, int *fds, size_t n_fds, bool owned);

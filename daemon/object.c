@@ -54,7 +54,7 @@ static int read_only_fd_check(int fd, const struct stat *memory, char *why) {
 
 int object_fds_check(int fd, int read_only_fd, bool accept_unsealed, bool require_allocated, ObjectFds *ret,
 		     char *why) {
-	struct statfs sfs;
+	struct statfs sfs = {};
 	struct stat st;
 	bool hugetlb, sealed;
 	int seals, mode, r;
@@ -70,7 +70,8 @@ int object_fds_check(int fd, int read_only_fd, bool accept_unsealed, bool requir
 		WHY(why, "the fd is write-only: consumers could not map it");
 		return SHMB_E_BAD_FD;
 	}
-	if (fstat(fd, &st) < 0 || fstatfs(fd, &sfs) < 0) {
+	/* hugetlbfs says the size of its pages; so may tmpfs with huge pages */
+	if (fstat(fd, &st) < 0 || (st.st_blksize != getpagesize() && fstatfs(fd, &sfs) < 0)) {
 		WHY(why, "fstat: %s", strerror(errno));
 		return SHMB_E_BAD_FD;
 	}

@@ -90,6 +90,11 @@ static int recovery_open(Recovery *recovery, int registry_fd, int ledger_fd, con
 	if (r)
 		return r;
 	recovery->header = broker->ledger.header;
+	if (recovery->header->n_recoveries >= RECOVER_TRIES) {
+		*ret_why = "brokers that took it over did not last";
+		return -EINVAL;
+	}
+	recovery->header->n_recoveries++;
 	r = registry_open(&broker->registry, registry_fd, recovery->header->generation, ret_why);
 	if (r)
 		return r;
@@ -99,8 +104,6 @@ static int recovery_open(Recovery *recovery, int registry_fd, int ledger_fd, con
 		*ret_why = "registry and ledger do not belong together";
 	else if (atomic_load(&broker->registry.header->state) != LAYOUT_OPEN)
 		*ret_why = "the registry is closed";
-	else if (recovery->header->n_recoveries >= RECOVER_TRIES)
-		*ret_why = "brokers that took it over did not last";
 	return *ret_why ? -EINVAL : 0;
 }
 
@@ -110,10 +113,13 @@ static int restore_sessions(Recovery *recovery) {
 	recovery->sessions = calloc(recovery->header->n_used_sessions + 1, sizeof(*recovery->sessions));
 	if (!recovery->sessions)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < recovery->header->n_used_sessions; ++i)
-		if (ledger_session(recovery->ledger, i)->id)
-			recovery->sessions[recovery->n_sessions++] =
-				(Known){ .id = ledger_session(recovery->ledger, i)->id, .index = i };
+	for (uint32_t i = 0; i < recovery->header->n_used_sessions; ++i) {
+		uint64_t id = ledger_session(recovery->ledger, i)->id;
+
+		/* one that was never given would be given again */
+		if (id && id <= recovery->header->last_session)
+			recovery->sessions[recovery->n_sessions++] = (Known){ .id = id, .index = i };
+	}
 	/* lists are paged by id */
 	qsort(recovery->sessions, recovery->n_sessions, sizeof(*recovery->sessions), known_compare);
 	for (size_t i = 0; i < recovery->n_sessions; ++i) {
@@ -181,7 +187,7 @@ static int restore_objects(Recovery *recovery) {
 		Account *account;
 		Object *object;
 
-		if (!at->id || at->n_acl > WIRE_ACL_MAX)
+		if (!at->id || at->id > recovery->header->last_object || at->n_acl > WIRE_ACL_MAX)
 			continue;
 		account = account_get(&broker->accounts, at->uid);
 		if (!account)
@@ -201,7 +207,9 @@ static bool is_the_file(const LedgerObject *at, int fd, uint32_t mode) {
 	int flags = fcntl(fd, F_GETFL);
 
 	return flags >= 0 && (uint32_t)(flags & O_ACCMODE) == mode && !fstat(fd, &st) &&
-	       (uint64_t)st.st_dev == at->device && (uint64_t)st.st_ino == at->inode;
+	       (uint64_t)st.st_dev == at->device && (uint64_t)st.st_ino == at->inode &&
+	       /* of memory that is not sealed the owner may have cut something off since */
+	       ((uint64_t)st.st_size >= at->size || at->flags & WIRE_REGION_UNSEALED);
 }
 
 static KeeperEntry *take_object(Recovery *recovery, Object *object, int *fds, size_t n_fds) {
@@ -241,8 +249,12 @@ static int read_segments(Recovery *recovery, NotifyFds *fds) {
 		if (recovery->header->last_segment < number)
 			recovery->header->last_segment = number;
 		r = keeper_read(&recovery->broker->keeper, number, steal_fd(&fds->items[i].fd), take_entry, recovery);
-		if (r)
+		/* what may be there the next time must not be given up */
+		if (r == -EMFILE || r == -ENFILE || r == -ENOMEM || r == -ENOBUFS)
 			return r;
+		if (r)
+			log_write(LOG_RECOVERY_LOSS, LOG_NO_UID, NULL, "what is parked as \"%s\" is damaged: %s",
+				  fds->items[i].name, strerror(-r));
 	}
 	return 0;
 }
@@ -256,12 +268,20 @@ static bool region_object(const Recovery *recovery, const LedgerRegion *at, Obje
 	*ret = NULL;
 	if (!at->name_length || at->name_length > WIRE_NAME_MAX || at->state > WIRE_STATE_RETIRING)
 		return false;
+	/* a generation that was never given would be given again */
+	if (at->generation > recovery->header->generation ||
+	    at->generation >> LAYOUT_COUNTER_BITS != recovery->header->epoch ||
+	    at->access & ~(WIRE_ACCESS_READ | WIRE_ACCESS_WRITE))
+		return false;
 	if (at->state == WIRE_STATE_REVOKED)
 		return true;
 	if (at->object >= recovery->header->n_used_objects)
 		return false;
 	object = find_object(recovery, ledger_object(recovery->ledger, at->object)->id);
 	if (!object || object->fd < 0 || !range_within(at->offset, at->size, object->size))
+		return false;
+	/* nobody's region shows the memory of another */
+	if (object->key.uid != at->owner_uid || object->key.session != at->owner_session)
 		return false;
 	*ret = object;
 	return true;
@@ -271,7 +291,7 @@ static void region_is_lost(Recovery *recovery, LedgerRegion *at) {
 	recovery->n_lost++;
 	log_write(LOG_RECOVERY_LOSS, LOG_NO_UID, NULL, "region \"%.*s\" of uid %u is lost: %s",
 		  at->name_length > WIRE_NAME_MAX ? 0 : (int)at->name_length, at->name, at->owner_uid,
-		  "its memory was not recovered");
+		  "its record is damaged, or its memory was not recovered");
 	at->generation = 0;
 }
 
@@ -305,8 +325,6 @@ static int restore_region(Recovery *recovery, uint32_t slot) {
 		registry_unname(&broker->registry, other);
 	recovery->n_mended += registry_restore(&broker->registry, region, has_name);
 	recovery->n_regions++;
-	if ((region->generation & ((UINT64_C(1) << LAYOUT_COUNTER_BITS) - 1)) > broker->registry.counter)
-		broker->registry.counter = region->generation & ((UINT64_C(1) << LAYOUT_COUNTER_BITS) - 1);
 	return 0;
 }
 
@@ -362,7 +380,7 @@ static int restore_leases(Recovery *recovery) {
 		Region *region = session ? registry_at(&recovery->broker->registry, at->slot, at->generation) : NULL;
 		int r;
 
-		if (!session || lease_find(session, at->id)) {
+		if (!session || at->id > recovery->header->last_lease || lease_find(session, at->id)) {
 			at->id = 0;
 			continue;
 		}
@@ -391,6 +409,21 @@ static void settle_regions(Recovery *recovery) {
 				region_retire(region, WIRE_MODE_STRICT, NULL);
 		}
 		region_rescan(region);
+	}
+}
+
+static void count_fds(Recovery *recovery) {
+	Broker *broker = recovery->broker;
+
+	for (size_t i = 0; i < recovery->n_sessions; ++i) {
+		const Session *session = recovery->sessions[i].object;
+
+		broker->n_recovered_fds += (session->peer.pidfd >= 0) + (session->page.fd >= 0);
+	}
+	for (size_t i = 0; i < recovery->n_objects; ++i) {
+		const Object *object = recovery->objects[i].object;
+
+		broker->n_recovered_fds += (object->fd >= 0) + (object->read_only_fd >= 0);
 	}
 }
 
@@ -434,6 +467,8 @@ static int recovery_run(Recovery *recovery, NotifyFds *fds) {
 	broker->last_lease = header->last_lease;
 	broker->objects.last_id = header->last_object;
 	settle_regions(recovery);
+	sessions_check_detached(broker);
+	count_fds(recovery);
 	/* from here on an object lives as long as its regions */
 	for (size_t i = 0; i < recovery->n_objects; ++i)
 		object_unref(recovery->objects[i].object);
@@ -452,22 +487,30 @@ static void close_registry(int fd) {
 	munmap(header, LAYOUT_PAGE);
 }
 
+/* the number that its fd has from here on, or -EBADF */
+static int put_one_aside(NotifyFd *at, const char *name) {
+	(void)notify_unstore(name);
+	if (!at)
+		return -EBADF;
+	(void)notify_store(name, &at->fd, 1);
+	(void)notify_unstore(at->name);
+	return steal_fd(&at->fd);
+}
+
+/* the registry and the ledger NULL where there is none */
 static void put_aside(Broker *broker, NotifyFds *fds, NotifyFd *registry, NotifyFd *ledger, const char *why) {
 	struct stat st;
 
-	if (!fstat(registry->fd, &st) && st.st_size >= LAYOUT_PAGE)
+	if (registry && !fstat(registry->fd, &st) && st.st_size >= LAYOUT_PAGE)
 		close_registry(registry->fd);
-	(void)notify_unstore(KEEPER_ASIDE "registry");
-	(void)notify_unstore(KEEPER_ASIDE "ledger");
-	(void)notify_store(KEEPER_ASIDE "registry", &registry->fd, 1);
-	(void)notify_store(KEEPER_ASIDE "ledger", &ledger->fd, 1);
-	(void)notify_unstore(KEEPER_REGISTRY);
-	(void)notify_unstore(KEEPER_LEDGER);
-	for (size_t i = 0; i < fds->n; ++i)
-		if (segment_number(fds->items[i].name))
-			(void)notify_unstore(fds->items[i].name);
-	broker->aside_fds[0] = steal_fd(&registry->fd);
-	broker->aside_fds[1] = steal_fd(&ledger->fd);
+	broker->aside_fds[0] = put_one_aside(registry, KEEPER_ASIDE "registry");
+	broker->aside_fds[1] = put_one_aside(ledger, KEEPER_ASIDE "ledger");
+	for (size_t i = 0; i < fds->n; ++i) {
+		if (!segment_number(fds->items[i].name))
+			continue;
+		(void)notify_unstore(fds->items[i].name);
+		fds->items[i].fd = close_fd(fds->items[i].fd);
+	}
 	log_write(LOG_RECOVERY_REFUSED, LOG_NO_UID, NULL,
 		  "STARTING EMPTY, every registration is lost: %s. For a report, the old state is in /proc/%d/fd/%d "
 		  "(registry) and /proc/%d/fd/%d (ledger, which has secrets)",
@@ -480,8 +523,13 @@ int recover(Broker *broker, NotifyFds *fds) {
 	const char *why = NULL;
 	int r;
 
-	if (!registry || !ledger)
+	if (!registry && !ledger)
 		return RECOVER_E_NOTHING;
+	if (!registry || !ledger) {
+		put_aside(broker, fds, registry, ledger,
+			  registry ? "the ledger was not handed over" : "the registry was not handed over");
+		return RECOVER_E_NOTHING;
+	}
 	r = recovery_open(&recovery, registry->fd, ledger->fd, &why);
 	if (r == -EINVAL && why) {
 		broker->registry.frozen = broker->ledger.frozen = true;
@@ -492,7 +540,6 @@ int recover(Broker *broker, NotifyFds *fds) {
 	}
 	if (r)
 		return r;
-	recovery.header->n_recoveries++;
 	broker->keeper.last_segment = &recovery.header->last_segment;
 	r = recovery_run(&recovery, fds);
 	if (!r) {

@@ -86,8 +86,12 @@ int registry_open(Registry *registry, int fd, uint64_t generation, const char **
 		return -EINVAL;
 	}
 	map = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (map == MAP_FAILED)
-		return -errno;
+	if (map == MAP_FAILED) {
+		/* none of ours, other than what may be short for a moment */
+		if (errno != ENOMEM && errno != EAGAIN && errno != ENFILE)
+			*ret_why = "the registry cannot be mapped";
+		return *ret_why ? -EINVAL : -errno;
+	}
 	if (layout_registry_check(map, (uint64_t)st.st_size)) {
 		*ret_why = "the registry's header is damaged, or of another version";
 		munmap(map, (size_t)st.st_size);
@@ -128,6 +132,10 @@ void registry_deinit(Registry *registry) {
 
 static RegistrySlot *registry_slot(Registry *registry, uint32_t slot) {
 	return (RegistrySlot *)((uintptr_t)registry->header + registry->shape.slots_offset) + slot;
+}
+
+static RegistryDetail *registry_detail(Registry *registry, uint32_t slot) {
+	return (RegistryDetail *)((uintptr_t)registry->header + registry->shape.details_offset) + slot;
 }
 
 static _Atomic uint64_t *registry_index(Registry *registry) {
@@ -229,6 +237,8 @@ static void index_remove(Registry *registry, uint32_t at) {
 
 static void registry_write_slot(Registry *registry, const Region *region) {
 	RegistrySlot *slot = registry_slot(registry, region->slot);
+	RegistryDetail *detail = registry_detail(registry, region->slot);
+	size_t head = layout_name_head(region->name_length), rest = region->name_length - head;
 
 	kill_point();
 	slot->size = region->size;
@@ -237,14 +247,14 @@ static void registry_write_slot(Registry *registry, const Region *region) {
 	slot->kind = region->kind;
 	slot->access = region->access;
 	atomic_store_explicit(&slot->flags, region->flags, memory_order_relaxed);
-	memcpy(slot->name, region->name, region->name_length);
-	memset(slot->name + region->name_length, 0, sizeof(slot->name) - region->name_length);
+	memcpy(slot->name, region->name, head);
+	memset(slot->name + head, 0, sizeof(slot->name) - head);
 	kill_point();
-	slot->object = region->object ? region->object->id : 0;
-	slot->object_size = region->object ? region->object->size : 0;
-	slot->owner = region->owner_number;
-	slot->ready_index = 0;
-	slot->ready_object = 0;
+	memcpy(detail->name_rest, region->name + head, rest);
+	memset(detail->name_rest + rest, 0, sizeof(detail->name_rest) - rest);
+	detail->object = region->object ? region->object->id : 0;
+	detail->object_size = region->object ? region->object->size : 0;
+	detail->owner = region->owner_number;
 }
 
 void registry_set_flags(Registry *registry, const Region *region) {
@@ -307,7 +317,7 @@ void registry_set_state(Registry *registry, Region *region, uint32_t state) {
 }
 
 void registry_begin_scan(Registry *registry, Region *region) {
-	atomic_fetch_add(&registry_slot(registry, region->slot)->scan, 1);
+	atomic_fetch_add(&registry_detail(registry, region->slot)->scan, 1);
 }
 
 void registry_gone(Registry *registry) {
@@ -351,19 +361,22 @@ void registry_session_release(Registry *registry, uint32_t index) {
 
 /* ---- recovery ---- */
 
-static bool slot_is_right(const RegistrySlot *slot, const Region *region) {
+static bool slot_is_right(const RegistrySlot *slot, const RegistryDetail *detail, const Region *region) {
+	size_t head = layout_name_head(region->name_length);
+
 	return atomic_load(&slot->word) == layout_word(region->generation, region->state) &&
 	       slot->size == region->size && slot->offset == region->offset &&
 	       slot->name_length == region->name_length && slot->kind == region->kind &&
-	       slot->access == region->access && !memcmp(slot->name, region->name, region->name_length) &&
+	       slot->access == region->access && !memcmp(slot->name, region->name, head) &&
+	       !memcmp(detail->name_rest, region->name + head, region->name_length - head) &&
 	       (!region->object ||
-		(slot->object == region->object->id && slot->object_size >= region->offset + region->size));
+		(detail->object == region->object->id && detail->object_size >= region->offset + region->size));
 }
 
 bool registry_restore(Registry *registry, Region *region, bool has_name) {
 	RegistrySlot *slot = registry_slot(registry, region->slot);
 	uint64_t hash = wire_name_hash(registry->shape.hash_seed, region->name, region->name_length);
-	bool mended = !slot_is_right(slot, region);
+	bool mended = !slot_is_right(slot, registry_detail(registry, region->slot), region);
 
 	registry->regions[region->slot] = region;
 	registry->n_regions++;
@@ -379,38 +392,54 @@ bool registry_restore(Registry *registry, Region *region, bool has_name) {
 	atomic_store(&slot->flags, region->flags & ~(uint32_t)WIRE_REGION_UNINDEXED);
 	region->flags &= ~(uint32_t)WIRE_REGION_UNINDEXED;
 	region->name_link.hash = hash;
-	if (!has_name)
-		return mended;
-	(void)table_insert(&registry->names, &region->name_link, hash);
-	region->named = true;
-	if (index_position(registry, region) != UINT32_MAX)
-		return mended;
-	if (!index_insert(registry, region)) {
+	if (has_name) {
+		(void)table_insert(&registry->names, &region->name_link, hash);
+		region->named = true;
+	}
+	return mended;
+}
+
+/* does every entry lead to the region with that name, and does every name have one? */
+static bool index_is_right(Registry *registry) {
+	size_t n = 0;
+
+	for (uint32_t at = 0; at < registry->shape.index_size; ++at) {
+		uint64_t entry = atomic_load_explicit(&registry_index(registry)[at], memory_order_relaxed);
+		uint32_t slot = (uint32_t)entry - 1;
+		const Region *region;
+
+		if (!entry || entry == LAYOUT_TOMBSTONE)
+			continue;
+		region = slot < registry->shape.capacity ? registry->regions[slot] : NULL;
+		if (!region || !region->named || index_position(registry, region) != at)
+			return false;
+		n++;
+	}
+	return n == registry->names.n;
+}
+
+/* names that readers miss meanwhile they ask for by LOOKUP */
+static void index_rebuild(Registry *registry) {
+	for (uint32_t at = 0; at < registry->shape.index_size; ++at)
+		if (atomic_load_explicit(&registry_index(registry)[at], memory_order_relaxed))
+			atomic_store(&registry_index(registry)[at], 0);
+	for (uint32_t slot = 0; slot < registry->n_used; ++slot) {
+		Region *region = registry->regions[slot];
+
+		if (!region || !region->named || index_insert(registry, region))
+			continue;
 		registry->n_unindexed++;
 		region->flags |= WIRE_REGION_UNINDEXED;
 		registry_set_flags(registry, region);
-		return mended;
 	}
-	return true;
-}
-
-/* an entry of the index that leads to no region with that name */
-static bool index_is_stray(const Registry *registry, uint64_t entry) {
-	uint32_t slot = (uint32_t)entry - 1;
-	const Region *region;
-
-	if (!entry || entry == LAYOUT_TOMBSTONE)
-		return false;
-	region = slot < registry->shape.capacity ? registry->regions[slot] : NULL;
-	return !region || !region->named || index_entry(region) != entry;
 }
 
 uint32_t registry_settle(Registry *registry, uint32_t n_slots, const RegistrySessions *sessions) {
+	bool index_is_wrong = !index_is_right(registry);
 	uint32_t n_cleared = 0;
 
-	for (uint32_t at = 0; at < registry->shape.index_size; ++at)
-		if (index_is_stray(registry, atomic_load(&registry_index(registry)[at])))
-			atomic_store(&registry_index(registry)[at], LAYOUT_TOMBSTONE);
+	if (index_is_wrong)
+		index_rebuild(registry);
 	for (uint32_t slot = 0; slot < n_slots; ++slot) {
 		if (registry->regions[slot] || !atomic_load(&registry_slot(registry, slot)->word))
 			continue;
@@ -430,5 +459,5 @@ uint32_t registry_settle(Registry *registry, uint32_t n_slots, const RegistrySes
 	}
 	if (n_cleared)
 		registry_gone(registry);
-	return n_cleared;
+	return n_cleared + index_is_wrong;
 }

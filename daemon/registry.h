@@ -47,7 +47,10 @@ int registry_init(Registry *registry, uint32_t capacity, uint32_t session_capaci
  * ours, or -errno.
  */
 int registry_open(Registry *registry, int fd, uint64_t generation, const char **ret_why);
-/* Puts a region back into its slot, under its name if it still has one, and mends what the memory says otherwise. Returns true if something had to be mended. */
+/*
+ * Puts a region back into its slot, and under its name if it still has one, and mends what the slot says otherwise.
+ * Returns true if something had to be mended.
+ */
 bool registry_restore(Registry *registry, Region *region, bool has_name);
 /* what the session table is to be: its words, and which entries belong to a session, be it a detached one */
 typedef struct RegistrySessions {
@@ -55,8 +58,8 @@ typedef struct RegistrySessions {
 	bool *used;
 } RegistrySessions;
 /*
- * When all have been put back: clears those of the first @n_slots slots and those names of which nothing is known.
- * Returns how many slots had to be cleared.
+ * When all have been put back: clears those of the first @n_slots slots of which nothing is known, and makes the index
+ * again unless it is right. Returns how many slots had to be cleared, the index counted as one.
  */
 uint32_t registry_settle(Registry *registry, uint32_t n_slots, const RegistrySessions *sessions);
 void registry_deinit(Registry *registry);

@@ -182,8 +182,9 @@ static bool scan_barrier(Broker *broker, List *regions) {
 static void region_gone(Region *region) {
 	region->broker->stats.gone++;
 	if (region->state != WIRE_STATE_REVOKED) {
-		event_region(WIRE_EVENT_GONE, region);
+		/* who waits for it is answered first: its mappers, who are told, may be many */
 		waits_region_gone(region);
+		event_region(WIRE_EVENT_GONE, region);
 	}
 	region_free(region);
 }
@@ -216,8 +217,11 @@ void regions_scan(Broker *broker) {
 				else if (region->state == WIRE_STATE_REVOKED)
 					region_charge_holders(region);
 			} else if (region->state == WIRE_STATE_LAZY) {
-				/* leases are granted until the state says otherwise: say so, then look again */
-				region_set_state(region, WIRE_STATE_RETIRING);
+				/*
+				 * Leases are granted until the state says otherwise: say so, then look again. The
+				 * ledger is not told: it may be taken back.
+				 */
+				registry_set_state(&broker->registry, region, WIRE_STATE_RETIRING);
 				list_append(&second, link);
 			} else {
 				region_gone(region);

@@ -116,7 +116,6 @@ static void session_set_may_pass_fds(Session *session, bool may) {
 	if (setsockopt(session->conn.fd, SOL_SOCKET, SO_PASSRIGHTS, &value, sizeof(value)) < 0)
 		return;
 	session->may_pass_fds = may;
-	loop_conn_set_may_pass_fds(&session->conn, may);
 }
 
 void session_reload(Session *session) {
@@ -158,6 +157,18 @@ int session_open(Session *session, uint32_t roles, bool accept_unsealed) {
 	return 0;
 }
 
+static bool session_enter_away(Session *session) {
+	if (!table_insert(&session->broker->away, &session->away_link, table_hash(session->id)))
+		return false;
+	session->account->n_away++;
+	return true;
+}
+
+static void session_leave_away(Session *session) {
+	table_remove(&session->broker->away, &session->away_link);
+	session->account->n_away--;
+}
+
 /* marks it for the end of the turn; until then nothing of it is freed, whoever walks over its lists */
 static void session_die(Session *session) {
 	if (session->dying)
@@ -168,7 +179,7 @@ static void session_die(Session *session) {
 	loop_conn_unlink(&session->conn);
 	loop_timer_unlink(&session->hello_timer);
 	if (session->state == SESSION_AWAY)
-		table_remove(&session->broker->away, &session->away_link);
+		session_leave_away(session);
 }
 
 void session_end(Session *session) {
@@ -286,11 +297,14 @@ static Session *session_free(Session *session) {
 		ledger_drop_session(&broker->ledger, session);
 		registry_session_release(&broker->registry, session->index);
 	}
+	table_remove(&broker->by_id, &session->id_link);
 	list_remove(&session->link);
 	broker->n_sessions--;
 	account_refund(&session->charge_session);
 	account_refund(&session->charge_fds);
 	account_refund(&session->charge_unread);
+	if (session->overdrawn)
+		session->account->n_overdrawn--;
 	account_put(session->account);
 	identity_unref(session->identity);
 	peer_deinit(&session->peer);
@@ -410,17 +424,35 @@ static int turn_away(Broker *broker, const Peer *peer, int fd, uint32_t code, co
 	return 0;
 }
 
+/* a session that is away is charged for already: the connection that it comes back by must not fail for that */
+static bool session_overdraw(Session *session) {
+	Account *account = session->account;
+
+	if (session->overdrawn)
+		return true;
+	if (account->n_overdrawn >= account->n_away)
+		return false;
+	account->n_overdrawn++;
+	session->overdrawn = true;
+	return true;
+}
+
 static int session_charge(Session *session) {
+	Account *account = session->account;
 	int r;
 
-	r = account_charge(&session->charge_session, session->account, ACCOUNT_SESSIONS, 1);
+	r = account_charge(&session->charge_session, account, ACCOUNT_SESSIONS, 1);
+	if (r && !session_overdraw(session))
+		return SHMB_E_QUOTA;
 	if (r)
-		return r < 0 ? r : SHMB_E_QUOTA;
-	r = account_charge(&session->charge_fds, session->account, ACCOUNT_FDS, CONNECTION_FDS);
+		account_take(&session->charge_session, account, ACCOUNT_SESSIONS, 1);
+	r = account_charge(&session->charge_fds, account, ACCOUNT_FDS, CONNECTION_FDS);
+	if (r && !session_overdraw(session))
+		return r == ACCOUNT_E_FULL ? SHMB_E_NO_FDS : SHMB_E_QUOTA;
 	if (r)
-		return r < 0 ? r : r == ACCOUNT_E_FULL ? SHMB_E_NO_FDS : SHMB_E_QUOTA;
+		account_take(&session->charge_fds, account, ACCOUNT_FDS, CONNECTION_FDS);
 	session->index = registry_session_reserve(&session->broker->registry);
-	return session->index == UINT32_MAX ? SHMB_E_QUOTA : 0;
+	return session->index != UINT32_MAX || session_overdraw(session) ? 0 : SHMB_E_QUOTA;
 }
 
 static int session_link(Session *session, int fd) {
@@ -429,7 +461,7 @@ static int session_link(Session *session, int fd) {
 
 	session->conn.fd = fd;
 	session->conn.owner_uid = session->peer.uid;
-	session->conn.may_pass_fds = session->may_pass_fds = true;
+	session->may_pass_fds = true;
 	session->conn.on_message = on_message;
 	session->conn.on_end = on_end;
 	r = loop_conn_link(broker->loop, &session->conn);
@@ -519,6 +551,9 @@ int session_accept(Broker *broker, int accepted, uint32_t listener) {
 	}
 	if (!r) {
 		session->id = ++broker->last_session;
+		r = table_insert(&broker->by_id, &session->id_link, table_hash(session->id)) ? 0 : -ENOMEM;
+	}
+	if (!r) {
 		if (getrandom(session->token, sizeof(session->token), 0) != (ssize_t)sizeof(session->token))
 			r = -EIO;
 	}
@@ -562,15 +597,15 @@ Session *session_restore(Broker *broker, uint32_t index) {
 	session->account = account_get(&broker->accounts, at->uid);
 	session->identity = identity_new(&session->peer);
 	if (!session->account || !session->identity ||
-	    (session->state == SESSION_AWAY &&
-	     !table_insert(&broker->away, &session->away_link, table_hash(session->id)))) {
+	    !table_insert(&broker->by_id, &session->id_link, table_hash(session->id)) ||
+	    (session->state == SESSION_AWAY && !session_enter_away(session))) {
 		session->index = UINT32_MAX;
 		return session_free(session);
 	}
 	account_take(&session->charge_session, session->account, ACCOUNT_SESSIONS, 1);
 	account_take(&session->charge_fds, session->account, ACCOUNT_FDS, CONNECTION_FDS);
 	if (at->event_mask)
-		event_subscribe(session, at->event_mask);
+		event_subscribe(session, at->event_mask & ((UINT32_C(1) << (WIRE_EVENT_OVERFLOW + 1)) - 1));
 	if (session->state == SESSION_DETACHED)
 		broker->n_detached++;
 	/* its connection, which was up, is over: the last broker did not get to the end of it */
@@ -595,9 +630,20 @@ int session_set_pidfd(Session *session, int pidfd) {
 	session->pidfd_poll.on_ready = on_pidfd;
 	*entry = (KeeperEntry){ .id = session->id, .kind = KEEPER_PIDFD, .fds = { pidfd, -EBADF }, .n_fds = 1 };
 	r = loop_poll_link(session->broker->loop, &session->pidfd_poll);
-	if (r || is_parked)
-		return r;
-	return keeper_park(&session->broker->keeper, &entry, 1);
+	/* in vain as long as there is no segment: then the next broker looks for the process as this one did */
+	if (!r && !is_parked)
+		(void)keeper_park(&session->broker->keeper, &entry, 1);
+	return r;
+}
+
+Session *session_find(Broker *broker, uint64_t id) {
+	table_for_each(link, &broker->by_id, table_hash(id)) {
+		Session *session = container_of(link, Session, id_link);
+
+		if (session->id == id)
+			return session;
+	}
+	return NULL;
 }
 
 Session *session_find_away(Broker *broker, uint64_t id) {
@@ -639,7 +685,7 @@ static void peer_refresh(Peer *peer, Peer *newer) {
 void session_resume(Session *session, Session *newcomer) {
 	Broker *broker = session->broker;
 
-	table_remove(&broker->away, &session->away_link);
+	session_leave_away(session);
 	session->state = SESSION_OPEN;
 	loop_conn_move(&session->conn, &newcomer->conn);
 	session->may_pass_fds = newcomer->may_pass_fds;

@@ -50,6 +50,7 @@ struct Session {
 	LoopConn conn;
 	LoopPoll pidfd_poll;
 	KeeperEntry parked_pidfd;
+	TableLink id_link;   /* in Broker.by_id */
 	TableLink away_link; /* in Broker.away while it is */
 	LoopTimer hello_timer;
 	Peer peer;
@@ -70,7 +71,8 @@ struct Session {
 	bool accept_unsealed;
 	bool attached;
 	bool may_pass_fds;
-	bool dying; /* in Broker.dying */
+	bool dying;	/* in Broker.dying */
+	bool overdrawn; /* beyond the quota: only good to come back as a session that is away */
 	Page page;
 	List regions; /* Region.owner_link */
 	List maps;    /* Map.session_link */
@@ -84,6 +86,7 @@ struct Session {
 	uint32_t n_waits;
 	uint64_t n_bytes;
 	uint32_t event_mask;
+	ListLink subscriber_link; /* in Broker.subscribers while that is not 0 */
 	uint64_t events_lost;
 	ListLink lost_link; /* in Broker.lost while events_lost is not 0 */
 };
@@ -108,13 +111,18 @@ void sessions_turn(Broker *broker);
 Session *session_restore(Broker *broker, uint32_t index);
 /* its pidfd, consumed; without one it is looked for by pid and start time. Returns 0 or -errno. */
 int session_set_pidfd(Session *session, int pidfd);
+/* the session with that id, or NULL */
+Session *session_find(Broker *broker, uint64_t id);
 /* the session that is AWAY with that id, or NULL */
 Session *session_find_away(Broker *broker, uint64_t id);
 /* is @newcomer the process that opened @session, through the same listener? */
 bool session_is_same(const Session *session, const Session *newcomer);
 /* @session goes on with the connection of @newcomer, which ends */
 void session_resume(Session *session, Session *newcomer);
-/* frees detached sessions whose page is unmapped, and those that are away which nothing else can tell the end of */
+/*
+ * Frees detached sessions whose page is unmapped, and those that are away which nothing else can tell the end of; again
+ * from time to time while there are any.
+ */
 void sessions_check_detached(Broker *broker);
 /* frees every session without retiring anything: the broker stops */
 void sessions_abandon(Broker *broker);

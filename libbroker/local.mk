@@ -25,6 +25,7 @@ libwire_la_SOURCES = $(wire_sources)
 noinst_LTLIBRARIES += libclient.la
 client_sources = \
 	libbroker/client/acquire.c \
+	libbroker/client/block.c \
 	libbroker/client/call.c \
 	libbroker/client/client.c \
 	libbroker/client/client.h \
@@ -38,6 +39,8 @@ client_sources = \
 	libbroker/client/map.c \
 	libbroker/client/map.h \
 	libbroker/client/message.c \
+	libbroker/client/pool.c \
+	libbroker/client/pool.h \
 	libbroker/client/region.c \
 	libbroker/client/resume.c
 libclient_la_SOURCES = $(client_sources)
@@ -46,7 +49,8 @@ libclient_la_LIBADD = libwire.la
 lib_LTLIBRARIES += libshmbroker.la
 libshmbroker_la_SOURCES =
 libshmbroker_la_LIBADD = libclient.la
-libshmbroker_la_LDFLAGS = $(AM_LDFLAGS) -version-info $(SHMB_LIBRARY_VERSION) \
+# threads that have used it call into it when they end, so it is never unloaded
+libshmbroker_la_LDFLAGS = $(AM_LDFLAGS) -version-info $(SHMB_LIBRARY_VERSION) -Wl,-z,nodelete \
 	-Wl,--version-script=$(srcdir)/libbroker/libshmbroker.sym
 libshmbroker_la_DEPENDENCIES = libclient.la libbroker/libshmbroker.sym
 
@@ -60,6 +64,7 @@ dist_man_MANS += \
 	libbroker/client/shmb_client_unregister.3 \
 	libbroker/client/shmb_error_name.3 \
 	libbroker/client/shmb_lease_copy_in.3 \
+	libbroker/client/shmb_pool_create.3 \
 	libbroker/client/shmb_region_create.3 \
 	libbroker/client/shmb_status_iter_new.3 \
 	libbroker/shmbroker.7 \

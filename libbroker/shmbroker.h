@@ -28,6 +28,7 @@ extern "C" {
 
 struct shmb_client;
 struct shmb_region;
+struct shmb_pool;
 
 #define SHMB_VERSION "0.1.0"
 #define SHMB_REST UINT64_MAX /* the rest of the region from the offset on */
@@ -325,6 +326,94 @@ struct shmb_message_lease {
 int shmb_client_lookup(struct shmb_client *client, const struct shmb_lookup_spec *specs, uint32_t n,
 		       struct shmb_message_lease *ret, int *ret_results);
 int shmb_client_release(struct shmb_client *client, const uint64_t *leases, uint32_t n, int *ret_results);
+
+/* ---- pools ---- */
+
+#define SHMB_POOL_BLOCKS_MAX (1 << 20)
+
+struct shmb_pool_options {
+	size_t struct_size;
+	uint64_t alignment;			  /* of blocks, in bytes: a power of two, at most 4,096; 0 for 64 */
+	const struct shmb_region_options *region; /* of the pool's region; NULL for defaults */
+};
+
+/*
+ * A block that this session holds: filled in by the library, owned by the caller. (region, offset, size) name it in a
+ * request, and with the generation shmb_block_take() gets it.
+ */
+struct shmb_block {
+	void *address;	     /* NULL once released */
+	uint64_t offset;     /* bytes into the region */
+	uint64_t size;	     /* bytes */
+	uint32_t index;	     /* 0 to n_blocks - 1 */
+	uint32_t generation; /* of the holding: another one with each holder; 22 bits, which wrap around */
+	uint64_t internal;
+};
+
+/*
+ * A pool is a region that is divided into @n_blocks blocks of @block_size bytes (both 1 or more), which this process and
+ * all that open it acquire and release in the shared memory, without the broker. A block is held by a session, and comes
+ * back by itself when the session ends. Members trust each other: each can write to all of it. Linux 5.14.
+ *
+ * Creates and registers the region, of which the pool is the owner. The client needs the roles owner and consumer.
+ * @options may be NULL. Returns what shmb_region_create() does; SHMB_E_INVALID (counts, alignment, struct_size),
+ * SHMB_E_OUT_OF_BOUNDS (@block_size 0, or too much in all), SHMB_E_UNSUPPORTED (SHMB_REGION_OPT_READ_ONLY, huge pages),
+ * SHMB_E_NOT_ATTACHED (no lease page), SHMB_E_FORKED.
+ */
+int shmb_pool_create(struct shmb_client *client, const char *name, uint32_t n_blocks, uint64_t block_size,
+		     const struct shmb_pool_options *options, struct shmb_pool **ret);
+/*
+ * Opens a pool by the name of its region, on which it has a lease for writing as long as it is open. A client that opens
+ * a pool again gets the same object, which is then to be freed as many times.
+ * Returns what shmb_client_get_memory_info() does; SHMB_E_INVALID (the region is no pool), SHMB_E_VERSION, SHMB_E_STALE (it
+ * was made under a broker that is no more), SHMB_E_NOT_ATTACHED, SHMB_E_FORKED.
+ */
+int shmb_pool_open(struct shmb_client *client, const char *name, struct shmb_pool **ret);
+/*
+ * Closes: the last time, every block that this session holds in it becomes free, and the one that created it retires the
+ * region strictly unless it is kept. To be called before shmb_client_free(). NULL is fine. Always returns NULL.
+ */
+struct shmb_pool *shmb_pool_free(struct shmb_pool *pool);
+
+/* valid as long as the pool */
+const char *shmb_pool_get_name(struct shmb_pool *pool);
+/* of the region */
+uint64_t shmb_pool_get_generation(struct shmb_pool *pool);
+uint32_t shmb_pool_get_n_blocks(struct shmb_pool *pool);
+/* bytes */
+uint64_t shmb_pool_get_block_size(struct shmb_pool *pool);
+/* how many could be acquired now, those of dead sessions included. Returns 0, SHMB_E_FORKED. */
+int shmb_pool_count_free(struct shmb_pool *pool, uint32_t *ret);
+
+/*
+ * A block that nobody else holds; its contents are what the last holder left. Waits up to @timeout_ms, 0 to not wait, -1
+ * for ever. Any thread. No system call where a block is free; waiters are not served in order.
+ * Returns 0; SHMB_E_TIMED_OUT (all are held), SHMB_E_RETIRING (the region was retired, or its owner ended),
+ * SHMB_E_REVOKED, SHMB_E_DETACHED (the broker has ended this session), SHMB_E_INVALID (@timeout_ms), SHMB_E_FORKED.
+ */
+int shmb_pool_acquire(struct shmb_pool *pool, int timeout_ms, struct shmb_block *ret);
+/*
+ * Gives a block back, on any thread of the process that holds it, also one that was given and not taken. Returns 0;
+ * SHMB_E_STALE (it was released or taken before), SHMB_E_PERMISSION (another session holds it), SHMB_E_INVALID (no block
+ * of this pool), SHMB_E_FORKED.
+ */
+int shmb_block_release(struct shmb_pool *pool, struct shmb_block *block);
+/*
+ * Lets another session take a block that this one holds: send it @block's offset and generation. Until it is taken it
+ * is held as before. Returns as shmb_block_release() does.
+ */
+int shmb_block_give(struct shmb_pool *pool, struct shmb_block *block);
+/*
+ * Takes a block that was given, by an @offset anywhere in it and its @generation: from here on this session holds it.
+ * Returns 0; SHMB_E_STALE (it was taken or released before, or its giver died and it has another holder),
+ * SHMB_E_PERMISSION (its holder has not given it), SHMB_E_OUT_OF_BOUNDS (no block is there), SHMB_E_DETACHED, SHMB_E_FORKED.
+ */
+int shmb_block_take(struct shmb_pool *pool, uint64_t offset, uint32_t generation, struct shmb_block *ret);
+/*
+ * The block in which @size bytes at @offset of the region are, as it is now; whoever holds it goes on holding it.
+ * Returns 0; SHMB_E_OUT_OF_BOUNDS (not within one block), SHMB_E_STALE (nobody holds it), SHMB_E_FORKED.
+ */
+int shmb_pool_find(struct shmb_pool *pool, uint64_t offset, uint64_t size, struct shmb_block *ret);
 
 /* ---- looking around ---- */
 

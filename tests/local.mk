@@ -19,10 +19,13 @@ system_files = \
 	tests/system/broker.py \
 	tests/system/conftest.py \
 	tests/system/fuse.py \
+	tests/system/holder.py \
 	tests/system/programs.py \
 	tests/system/protocol_client.py \
+	tests/system/restart.py \
 	tests/system/sandbox.py \
 	tests/system/test_attacks.py \
+	tests/system/test_bench.py \
 	tests/system/test_client.py \
 	tests/system/test_ctl.py \
 	tests/system/test_dlopen.py \
@@ -34,7 +37,10 @@ system_files = \
 	tests/system/test_limits.py \
 	tests/system/test_memory.py \
 	tests/system/test_pages.py \
+	tests/system/test_pool.py \
+	tests/system/test_recovery.py \
 	tests/system/test_regions.py \
+	tests/system/test_restart.py \
 	tests/system/test_rights.py \
 	tests/system/test_scale.py \
 	tests/system/test_supervise.py \
@@ -72,6 +78,7 @@ TESTS += $(lint_tests)
 
 # texts against the tables of the code
 docs_tests = \
+	tests/docs/check-bench \
 	tests/docs/check-ctl \
 	tests/docs/check-library \
 	tests/docs/check-options \
@@ -102,6 +109,7 @@ unit_tests = \
 	tests/unit/test-notify \
 	tests/unit/test-object \
 	tests/unit/test-peer \
+	tests/unit/test-pool \
 	tests/unit/test-protocol \
 	tests/unit/test-registry \
 	tests/unit/test-supervise \
@@ -131,6 +139,7 @@ tests_unit_test_supervise_CPPFLAGS = $(AM_CPPFLAGS) $(manager_flags)
 tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_resume_LDADD = libclient.la $(CMOCKA_LIBS)
+tests_unit_test_pool_LDADD = libclient.la $(CMOCKA_LIBS)
 
 # the demonstration: uses what an installed library offers, nothing else
 tests_demo_owner_SOURCES = tests/demo/owner.c tests/demo/frame.h
@@ -144,6 +153,7 @@ tests_demo_consumer_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_system_client_memory_LDADD = libclient.la
 tests_system_client_threads_LDADD = libclient.la
 tests_system_peer_LDADD = libclient.la
+tests_system_pool_stress_LDADD = libclient.la
 # this one loads the library
 tests_system_client_dlopen_LDADD =
 
@@ -167,7 +177,8 @@ test_programs = \
 	tests/system/client-dlopen \
 	tests/system/client-memory \
 	tests/system/client-threads \
-	tests/system/peer
+	tests/system/peer \
+	tests/system/pool-stress
 check_PROGRAMS += $(test_programs)
 test-programs: $(test_programs)
 .PHONY: test-programs

@@ -60,6 +60,10 @@ bench_sources = \
 shmbroker_bench_SOURCES = $(bench_sources)
 shmbroker_bench_CPPFLAGS = $(AM_CPPFLAGS) $(SMARTCOLS_CFLAGS) $(JSONC_CFLAGS)
 shmbroker_bench_LDADD = libshmbroker.la libwire.la $(SMARTCOLS_LIBS) $(JSONC_LIBS) -lm
+if WITH_BENCH
+dist_man_MANS += \
+	tools/bench/shmbroker-bench.1
+endif
 
 # what --json prints
 schemasdir = $(pkgdatadir)/schemas

@@ -42,14 +42,14 @@ static inline __attribute__((always_inline)) int grant(struct shmb_client *clien
 						       struct shmb_lease *ret) {
 	const RegistryHeader *registry = client->registry;
 	const MapEntry *entry = &client->maps[slot];
-	uint64_t region_size;
+	uint64_t extent, region_size;
 
 	if (__builtin_expect(atomic_load_explicit(&entry->generation, memory_order_acquire) != generation, 0))
 		return GRANT_OTHERWISE;
 	if (!(access & SHMB_COPY) &&
 	    __builtin_expect(!atomic_load_explicit(&entry->base[map_mode(access)], memory_order_acquire), 0))
 		return GRANT_OTHERWISE;
-	region_size = atomic_load_explicit(&entry->size, memory_order_relaxed);
+	region_size = map_extent_size(atomic_load_explicit(&entry->extent, memory_order_relaxed));
 	if (__builtin_expect(offset > region_size || (size > region_size - offset && size != SHMB_REST), 0))
 		return GRANT_OTHERWISE;
 
@@ -62,13 +62,14 @@ static inline __attribute__((always_inline)) int grant(struct shmb_client *clien
 	ret->address = access & SHMB_COPY
 			       ? NULL
 			       : atomic_load_explicit(&entry->base[map_mode(access)], memory_order_relaxed) + offset;
-	ret->size = size != SHMB_REST ? size : atomic_load_explicit(&entry->size, memory_order_relaxed) - offset;
+	extent = atomic_load_explicit(&entry->extent, memory_order_relaxed);
+	ret->size = size != SHMB_REST ? size : map_extent_size(extent) - offset;
 	ret->memory_type = SHMB_MEMORY_CPU;
 	ret->device = -1;
 	memset(ret->device_uuid, 0, sizeof(ret->device_uuid));
 	ret->generation = generation;
 	ret->access = access & ~(uint32_t)SHMB_NO_WAIT;
-	ret->flags = atomic_load_explicit(&entry->flags, memory_order_relaxed);
+	ret->flags = map_extent_flags(extent);
 	ret->client = client;
 	ret->internal[LEASE_SLOT] = slot;
 	ret->internal[LEASE_OFFSET] = offset;
@@ -93,7 +94,7 @@ static int acquire(struct shmb_client *client, uint32_t slot, uint64_t word, uin
 			       ? ACQUIRE_AGAIN
 			       : error_set(SHMB_E_DETACHED, "the broker has ended this session");
 	default:
-		region_size = atomic_load_explicit(&entry->size, memory_order_relaxed);
+		region_size = map_extent_size(atomic_load_explicit(&entry->extent, memory_order_relaxed));
 		if (atomic_load_explicit(&entry->generation, memory_order_acquire) != layout_word_generation(word) ||
 		    range_within(offset, size == SHMB_REST ? 0 : size, region_size))
 			return ACQUIRE_MAP;
@@ -101,24 +102,31 @@ static int acquire(struct shmb_client *client, uint32_t slot, uint64_t word, uin
 	}
 }
 
-/* 8 bytes at a time, the last ones overlapping; a slot has room for 256 */
-static inline bool name_is(const RegistrySlot *slot, const char *name, size_t length) {
-	uint64_t a, b;
+/* 8 bytes at a time, the last ones overlapping */
+static inline bool bytes_are(const char *a, const char *b, size_t length) {
+	uint64_t x, y;
 	size_t i;
 
-	if (slot->name_length != length)
-		return false;
 	if (length < 8)
-		return !memcmp(slot->name, name, length);
+		return !memcmp(a, b, length);
 	for (i = 0; i + 8 < length; i += 8) {
-		memcpy(&a, slot->name + i, 8);
-		memcpy(&b, name + i, 8);
-		if (a != b)
+		memcpy(&x, a + i, 8);
+		memcpy(&y, b + i, 8);
+		if (x != y)
 			return false;
 	}
-	memcpy(&a, slot->name + length - 8, 8);
-	memcpy(&b, name + length - 8, 8);
-	return a == b;
+	memcpy(&x, a + length - 8, 8);
+	memcpy(&y, b + length - 8, 8);
+	return x == y;
+}
+
+static inline bool name_is(const struct shmb_client *client, uint32_t slot, const char *name, size_t length) {
+	const RegistrySlot *published = &client->slots[slot];
+	size_t head = layout_name_head(length);
+
+	return published->name_length == length && bytes_are(published->name, name, head) &&
+	       (__builtin_expect(length == head, 1) ||
+		!memcmp(client->details[slot].name_rest, name + head, length - head));
 }
 
 /* the slot that a reader finds, with the word it had; false is not authoritative */
@@ -129,7 +137,6 @@ static inline bool probe(const struct shmb_client *client, const char *name, siz
 	for (uint32_t i = 0; i < LAYOUT_PROBE_MAX; ++i) {
 		uint64_t entry = atomic_load_explicit(&client->index[((uint32_t)hash + i) & client->index_mask],
 						      memory_order_acquire);
-		const RegistrySlot *slot;
 		uint32_t at;
 		uint64_t word;
 
@@ -138,9 +145,8 @@ static inline bool probe(const struct shmb_client *client, const char *name, siz
 		at = (uint32_t)entry - 1;
 		if (entry >> 32 != hash >> 32 || at >= client->capacity)
 			continue;
-		slot = &client->slots[at];
-		word = atomic_load_explicit(&slot->word, memory_order_acquire);
-		if (!name_is(slot, name, length))
+		word = atomic_load_explicit(&client->slots[at].word, memory_order_acquire);
+		if (!name_is(client, at, name, length))
 			continue;
 		*ret_slot = at;
 		*ret_word = word;
@@ -339,7 +345,7 @@ int shmb_handle_open(struct shmb_client *client, const char *name, struct shmb_h
 /* A slot that was found RETIRING may go back to LAZY: who asks for its name is answered after the broker's scan. */
 static int ask_again(struct shmb_client *client, const struct shmb_handle *handle, uint64_t word) {
 	const RegistrySlot *published = &client->slots[handle->slot];
-	size_t length = published->name_length;
+	size_t length = published->name_length, head;
 	uint64_t generation, size;
 	char name[SHMB_NAME_MAX];
 	uint32_t slot;
@@ -347,7 +353,9 @@ static int ask_again(struct shmb_client *client, const struct shmb_handle *handl
 
 	if (length > sizeof(name))
 		return error_plain(-EPROTO);
-	memcpy(name, published->name, length);
+	head = layout_name_head(length);
+	memcpy(name, published->name, head);
+	memcpy(name + head, client->details[handle->slot].name_rest, length - head);
 	if (atomic_load_explicit(&published->word, memory_order_acquire) != word)
 		return ACQUIRE_AGAIN;
 	r = resolve(client, name, length, &slot, &generation, &size);

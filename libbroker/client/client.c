@@ -103,7 +103,7 @@ static int client_map_shared(struct shmb_client *client, const WireAttachReply *
 		munmap(registry, reply->registry_size);
 		return r;
 	}
-	maps = mmap(NULL, (size_t)reply->capacity * sizeof(MapEntry), PROT_READ | PROT_WRITE,
+	maps = mmap(NULL, maps_size(reply->capacity), PROT_READ | PROT_WRITE,
 		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	r = maps == MAP_FAILED ? -errno : 0;
 	if (!r &&
@@ -117,7 +117,7 @@ static int client_map_shared(struct shmb_client *client, const WireAttachReply *
 		munmap(registry, reply->registry_size);
 		munmap(page, reply->page_size);
 		if (maps != MAP_FAILED)
-			munmap(maps, (size_t)reply->capacity * sizeof(MapEntry));
+			munmap(maps, maps_size(reply->capacity));
 		return r;
 	}
 	/* a child must not count in our page */
@@ -126,8 +126,10 @@ static int client_map_shared(struct shmb_client *client, const WireAttachReply *
 	client->registry_size = reply->registry_size;
 	client->page_size = reply->page_size;
 	client->maps = maps;
+	client->map_details = (MapDetail *)(client->maps + reply->capacity);
 	client->capacity = reply->capacity;
 	client->slots = layout_slots(registry);
+	client->details = layout_details(registry);
 	client->index = layout_index(registry);
 	client->index_mask = client->registry->index_size - 1;
 	atomic_store(&client->session_word, &layout_sessions(registry)[reply->session_index]);

@@ -25,6 +25,7 @@
 
 typedef struct Call Call;
 typedef struct EventNode EventNode;
+typedef struct MapDetail MapDetail;
 typedef struct MapEntry MapEntry;
 typedef struct MappedObject MappedObject;
 
@@ -74,6 +75,7 @@ struct shmb_client {
 	uint64_t session;
 	const RegistryHeader *registry;
 	const RegistrySlot *slots; /* and the rest of the registry's parts */
+	const RegistryDetail *details;
 	const _Atomic uint64_t *index;
 	/* points elsewhere once the broker knows the session no more */
 	_Atomic(const _Atomic uint64_t *) session_word;
@@ -81,6 +83,7 @@ struct shmb_client {
 	uint32_t index_mask;
 	uint32_t capacity;
 	MapEntry *maps;		    /* by slot */
+	MapDetail *map_details;	    /* the same, and behind it in memory */
 	_Atomic uint64_t gone_seen; /* the registry's gone_sequence when maps were last looked through */
 	LeasePageHeader *page;
 	uint64_t registry_size;
@@ -113,12 +116,13 @@ struct shmb_client {
 	void (*callback)(void *userdata, const struct shmb_event *event);
 	void *callback_userdata;
 
-	pthread_mutex_t map_lock; /* objects, map entries, lanes */
+	pthread_mutex_t map_lock; /* objects, map entries, lanes, pools */
 	MappedObject *objects;
 	uint32_t *mapped_slots; /* slots whose entry is in use */
 	uint32_t n_mapped;
 	uint32_t n_mapped_max;
 	uint64_t lanes_taken;
+	struct shmb_pool *pools; /* that are open */
 
 	struct shmb_client *next; /* of all clients of this process */
 };
@@ -218,6 +222,17 @@ int error_plain(int result);
 
 /* sends the notices that may have met no broker, for every slot that is mapped */
 void lease_ring_again(struct shmb_client *client);
+
+/* ---- region.c ---- */
+
+/*
+ * shmb_region_create(), for memory that others are to write to: @fill is called with it before anybody else can see it.
+ * Also returns SHMB_E_UNSUPPORTED for options under which nobody else could write.
+ */
+int region_create(struct shmb_client *client, const char *name, uint64_t size,
+		  const struct shmb_region_options *options, void (*fill)(void *memory, const void *userdata),
+		  const void *userdata, struct shmb_region **ret);
+uint32_t region_get_slot(const struct shmb_region *region);
 
 /* ---- lane.c ---- */
 

@@ -12,7 +12,7 @@
 
 /* the broker waits for the last release on this slot: one notice for each of its scans, marked once it is sent */
 static __attribute__((noinline, cold)) void ring(struct shmb_client *client, uint32_t slot, uint64_t word) {
-	uint32_t scan = atomic_load(&client->slots[slot].scan);
+	uint32_t scan = atomic_load(&client->details[slot].scan);
 
 	if (atomic_load(&layout_rung(client->page)[slot]) == scan + 1)
 		return;
@@ -137,8 +137,8 @@ static int truncated(void) {
 
 /* never touches a mapping: a page that is gone is a short read, not a signal */
 static int copy_by_fd(const struct shmb_lease *lease, uint64_t offset, void *to, const void *from, uint64_t size) {
-	const MapEntry *entry = &lease->client->maps[lease->internal[LEASE_SLOT]];
-	uint64_t at = atomic_load(&entry->offset) + lease->internal[LEASE_OFFSET] + offset, done = 0;
+	const MapDetail *detail = &lease->client->map_details[lease->internal[LEASE_SLOT]];
+	uint64_t at = atomic_load(&detail->offset) + lease->internal[LEASE_OFFSET] + offset, done = 0;
 	struct stat st;
 	int fd, r;
 

@@ -66,7 +66,8 @@ static void populate(const struct shmb_client *client, const MapEntry *entry, ui
 		     uint64_t offset, uint64_t size) {
 	uintptr_t page = (uintptr_t)getpagesize(), begin, end;
 
-	if (client->flags & SHMB_NO_POPULATE || entry->flags & (WIRE_REGION_SPARSE | WIRE_REGION_UNSEALED) || !size)
+	if (client->flags & SHMB_NO_POPULATE ||
+	    map_extent_flags(entry->extent) & (WIRE_REGION_SPARSE | WIRE_REGION_UNSEALED) || !size)
 		return;
 	begin = ((uintptr_t)window + offset) & ~(page - 1);
 	end = ((uintptr_t)window + offset + size + page - 1) & ~(page - 1);
@@ -74,12 +75,18 @@ static void populate(const struct shmb_client *client, const MapEntry *entry, ui
 	(void)madvise((void *)begin, end - begin, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
 }
 
+static MapDetail *entry_detail(const struct shmb_client *client, const MapEntry *entry) {
+	return &client->map_details[entry - client->maps];
+}
+
 static void entry_clear(struct shmb_client *client, MapEntry *entry) {
+	MapDetail *detail = entry_detail(client, entry);
+
 	atomic_store(&entry->generation, 0);
 	for (int mode = 0; mode < 2; ++mode) {
 		atomic_store(&entry->base[mode], NULL);
-		object_release(client, entry->object[mode]);
-		entry->object[mode] = NULL;
+		object_release(client, detail->object[mode]);
+		detail->object[mode] = NULL;
 	}
 }
 
@@ -101,6 +108,7 @@ static int slots_reserve(struct shmb_client *client) {
 static int entry_fill(struct shmb_client *client, uint32_t slot, const WireMapReply *reply, int *fd, uint32_t access,
 		      bool had_object) {
 	MapEntry *entry = &client->maps[slot];
+	MapDetail *detail = entry_detail(client, entry);
 	uint32_t mode = map_mode(access);
 	MappedObject *object;
 	bool is_new = entry->generation != reply->generation;
@@ -111,6 +119,8 @@ static int entry_fill(struct shmb_client *client, uint32_t slot, const WireMapRe
 		return SHMB_E_STALE;
 	if (!range_within(reply->offset, reply->size, reply->object_size))
 		return -EPROTO;
+	if (reply->size > MAP_SIZE_MAX || reply->flags > UINT8_MAX)
+		return -EOVERFLOW;
 	object = object_find(client, reply->object, mode, reply->object_size);
 	if (!object && *fd < 0)
 		return had_object ? -EAGAIN : -EPROTO;
@@ -137,27 +147,28 @@ static int entry_fill(struct shmb_client *client, uint32_t slot, const WireMapRe
 		if (!entry->generation)
 			client->mapped_slots[client->n_mapped++] = slot;
 		entry_clear(client, entry);
-		entry->size = reply->size;
-		entry->offset = reply->offset;
-		entry->flags = reply->flags;
-		entry->kind = reply->kind;
+		entry->extent = map_extent(reply->size, reply->flags);
+		detail->offset = reply->offset;
+		detail->kind = reply->kind;
 	}
-	if (entry->object[mode])
+	if (detail->object[mode])
 		object_release(client, object);
 	else
-		entry->object[mode] = object;
+		detail->object[mode] = object;
 	if (!(access & SHMB_COPY))
 		atomic_store_explicit(&entry->base[mode], object->base + reply->offset, memory_order_release);
 	atomic_store_explicit(&entry->generation, reply->generation, memory_order_release);
 	return 0;
 }
 
-static bool entry_serves(const MapEntry *entry, uint64_t generation, uint32_t access) {
+static bool entry_serves(const struct shmb_client *client, const MapEntry *entry, uint64_t generation,
+			 uint32_t access) {
 	uint32_t mode = map_mode(access);
+	const MappedObject *object = entry_detail(client, entry)->object[mode];
 
-	if (entry->generation != generation || !entry->object[mode])
+	if (entry->generation != generation || !object)
 		return false;
-	return access & SHMB_COPY ? entry->object[mode]->fd >= 0 : !!entry->base[mode];
+	return access & SHMB_COPY ? object->fd >= 0 : !!entry->base[mode];
 }
 
 static int check_unsealed(const struct shmb_client *client, uint32_t flags, uint32_t access) {
@@ -195,7 +206,7 @@ static int ask(struct shmb_client *client, uint32_t slot, uint64_t generation, u
 int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, uint64_t offset,
 	       uint64_t size) {
 	MapEntry *entry = &client->maps[slot];
-	uint64_t have = client->slots[slot].object;
+	uint64_t have = client->details[slot].object;
 	WireMapReply reply;
 	bool had, served;
 	int r;
@@ -204,8 +215,8 @@ int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, u
 		_cleanup_(closep) int fd = -EBADF;
 
 		pthread_mutex_lock(&client->map_lock);
-		served = entry_serves(entry, generation, access);
-		r = served ? check_unsealed(client, entry->flags, access) : 0;
+		served = entry_serves(client, entry, generation, access);
+		r = served ? check_unsealed(client, map_extent_flags(entry->extent), access) : 0;
 		had = object_find(client, have, map_mode(access), 0);
 		pthread_mutex_unlock(&client->map_lock);
 		if (served || r)
@@ -222,7 +233,7 @@ int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, u
 
 		pthread_mutex_lock(&client->map_lock);
 		r = entry_fill(client, slot, &reply, &fd, access, had);
-		if (!r && !(access & SHMB_COPY) && range_within(offset, size, entry->size))
+		if (!r && !(access & SHMB_COPY) && range_within(offset, size, map_extent_size(entry->extent)))
 			populate(client, entry, entry->base[map_mode(access)], map_mode(access), offset, size);
 		pthread_mutex_unlock(&client->map_lock);
 		/* what we had is gone meanwhile, or is too small: ask for the fd */
@@ -238,8 +249,8 @@ int map_copy_fd(struct shmb_client *client, uint32_t slot, uint64_t generation, 
 	int fd = -EBADF;
 
 	pthread_mutex_lock(&client->map_lock);
-	if (entry_serves(entry, generation, access | SHMB_COPY))
-		fd = entry->object[map_mode(access)]->fd;
+	if (entry_serves(client, entry, generation, access | SHMB_COPY))
+		fd = entry_detail(client, entry)->object[map_mode(access)]->fd;
 	pthread_mutex_unlock(&client->map_lock);
 	return fd;
 }
@@ -276,5 +287,5 @@ void maps_free(struct shmb_client *client) {
 		entry_clear(client, &client->maps[client->mapped_slots[i]]);
 	free(client->mapped_slots);
 	if (client->maps)
-		munmap(client->maps, (size_t)client->capacity * sizeof(*client->maps));
+		munmap(client->maps, maps_size(client->capacity));
 }

@@ -25,17 +25,35 @@ struct MappedObject {
 	int fd;		   /* kept for guarded copies, else -EBADF */
 };
 
+/* all that an acquire looks at; many regions are used at random, and each line and page of these is a miss */
 struct MapEntry {
 	_Atomic uint64_t generation; /* 0 while the entry is empty or changes */
-	_Atomic uint64_t size;	     /* of the region, as MAP said */
-	_Atomic uint64_t offset;     /* of the region in the object */
-	_Atomic uint32_t flags;	     /* WIRE_REGION_* */
-	uint32_t kind;
-	_Atomic(uint8_t *) base[2]; /* the window, for reading and for writing; NULL when not mapped so */
-	MappedObject *object[2];    /* under map_lock */
+	_Atomic uint64_t extent;     /* size of the region, as MAP said, and above it WIRE_REGION_* flags */
+	_Atomic(uint8_t *) base[2];  /* the window, for reading and for writing; NULL when not mapped so */
 };
 
-_Static_assert(sizeof(MapEntry) == 64, "one cache line a slot");
+struct MapDetail {
+	_Atomic uint64_t offset; /* of the region in the object */
+	uint64_t kind;
+	MappedObject *object[2]; /* under map_lock */
+};
+
+#define MAP_SIZE_BITS 56 /* of an extent; no address space is as large */
+#define MAP_SIZE_MAX ((UINT64_C(1) << MAP_SIZE_BITS) - 1)
+
+static inline uint64_t map_extent(uint64_t size, uint32_t flags) {
+	return (uint64_t)flags << MAP_SIZE_BITS | size;
+}
+
+static inline uint64_t map_extent_size(uint64_t extent) {
+	return extent & MAP_SIZE_MAX;
+}
+
+static inline uint32_t map_extent_flags(uint64_t extent) {
+	return (uint32_t)(extent >> MAP_SIZE_BITS);
+}
+
+_Static_assert(sizeof(MapEntry) == 32, "two of them in a cache line");
 
 /*
  * Makes @slot's entry serve @generation with @access (SHMB_READ, SHMB_WRITE, SHMB_COPY) and populates
@@ -48,6 +66,11 @@ int map_copy_fd(struct shmb_client *client, uint32_t slot, uint64_t generation, 
 /* unmaps what is over */
 void maps_reap(struct shmb_client *client);
 void maps_free(struct shmb_client *client);
+
+/* bytes of both arrays */
+static inline size_t maps_size(uint32_t capacity) {
+	return (size_t)capacity * (sizeof(MapEntry) + sizeof(MapDetail));
+}
 
 static inline uint32_t map_mode(uint32_t access) {
 	return access & SHMB_WRITE ? 1 : 0;

@@ -383,8 +383,8 @@ static int region_register(struct shmb_region *region, const struct shmb_region_
 	return r;
 }
 
-int shmb_region_create(struct shmb_client *client, const char *name, uint64_t size,
-		       const struct shmb_region_options *asked, struct shmb_region **ret) {
+int region_create(struct shmb_client *client, const char *name, uint64_t size, const struct shmb_region_options *asked,
+		  void (*fill)(void *memory, const void *userdata), const void *userdata, struct shmb_region **ret) {
 	struct shmb_region_options copy;
 	const struct shmb_region_options *options = options_get(asked, &copy);
 	struct shmb_region *region;
@@ -395,18 +395,31 @@ int shmb_region_create(struct shmb_client *client, const char *name, uint64_t si
 	r = check_options(options) ?: check_name(name);
 	if (r)
 		return r;
+	if (fill && (options->flags & SHMB_REGION_OPT_READ_ONLY || options->huge_pages))
+		return error_set(SHMB_E_UNSUPPORTED,
+				 "nobody else could write to it: neither SHMB_REGION_OPT_READ_ONLY nor "
+				 "huge pages");
 	if (!size)
 		return error_set(SHMB_E_OUT_OF_BOUNDS, "the size is 0");
 	region = region_new(client, name, file_new(-EBADF), 0, size);
 	if (!region)
 		return error_plain(-ENOMEM);
-	r = error_plain(create_memory(region, options)) ?: region_register(region, options);
+	r = error_plain(create_memory(region, options));
+	if (!r && fill)
+		fill(region->mapped, userdata);
+	if (!r)
+		r = region_register(region, options);
 	if (r) {
 		region_drop(region);
 		return r;
 	}
 	*ret = region;
 	return 0;
+}
+
+int shmb_region_create(struct shmb_client *client, const char *name, uint64_t size,
+		       const struct shmb_region_options *options, struct shmb_region **ret) {
+	return region_create(client, name, size, options, NULL, NULL, ret);
 }
 
 /* of the regions that this call has made before, one over the same fd */
@@ -535,6 +548,10 @@ uint64_t shmb_region_get_generation(struct shmb_region *region) {
 
 uint32_t shmb_region_get_flags(struct shmb_region *region) {
 	return region->flags;
+}
+
+uint32_t region_get_slot(const struct shmb_region *region) {
+	return region->slot;
 }
 
 const char *shmb_region_get_name(struct shmb_region *region) {

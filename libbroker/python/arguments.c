@@ -16,8 +16,8 @@ static int find(const Signature *signature, PyObject *keyword) {
 	return -1;
 }
 
-int arguments_parse(const Signature *signature, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords,
-		    PyObject **ret) {
+int py_arguments_parse(const Signature *signature, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords,
+		       PyObject **ret) {
 	Py_ssize_t n_keywords = keywords ? PyTuple_Size(keywords) : 0;
 	int at;
 
@@ -51,7 +51,7 @@ int arguments_parse(const Signature *signature, PyObject *const *arguments, Py_s
 	return 0;
 }
 
-int argument_uint64(PyObject *value, const char *name, uint64_t *ret) {
+int py_argument_uint64(PyObject *value, const char *name, uint64_t *ret) {
 	unsigned long long number;
 	PyObject *index;
 
@@ -71,10 +71,10 @@ int argument_uint64(PyObject *value, const char *name, uint64_t *ret) {
 	return 0;
 }
 
-int argument_uint32(PyObject *value, const char *name, uint32_t *ret) {
+int py_argument_uint32(PyObject *value, const char *name, uint32_t *ret) {
 	uint64_t number = *ret;
 
-	if (argument_uint64(value, name, &number))
+	if (py_argument_uint64(value, name, &number))
 		return -1;
 	if (number > UINT32_MAX) {
 		PyErr_Format(PyExc_ValueError, "%s must be an integer of 0 to 2**32 - 1", name);
@@ -84,7 +84,7 @@ int argument_uint32(PyObject *value, const char *name, uint32_t *ret) {
 	return 0;
 }
 
-int argument_bool(PyObject *value, bool *ret) {
+int py_argument_bool(PyObject *value, bool *ret) {
 	int truth;
 
 	if (!value)
@@ -96,7 +96,7 @@ int argument_bool(PyObject *value, bool *ret) {
 	return 0;
 }
 
-int argument_text(PyObject *value, const char *name, const char **ret) {
+int py_argument_text(PyObject *value, const char *name, const char **ret) {
 	const char *text;
 	Py_ssize_t size;
 
@@ -117,7 +117,7 @@ int argument_text(PyObject *value, const char *name, const char **ret) {
 	return 0;
 }
 
-int argument_timeout(PyObject *value, int *ret) {
+int py_argument_timeout(PyObject *value, int *ret) {
 	double seconds;
 
 	if (!value)
@@ -134,7 +134,7 @@ int argument_timeout(PyObject *value, int *ret) {
 	return 0;
 }
 
-int argument_mode(PyObject *value, uint32_t *ret) {
+int py_argument_mode(PyObject *value, uint32_t *ret) {
 	static const char *const names[] = {
 		[SHMB_RETIRE_STRICT] = "strict",
 		[SHMB_RETIRE_LAZY] = "lazy",
@@ -145,7 +145,7 @@ int argument_mode(PyObject *value, uint32_t *ret) {
 
 	if (!value)
 		return 0;
-	if (argument_text(value, "mode", &text))
+	if (py_argument_text(value, "mode", &text))
 		return -1;
 	for (uint32_t i = 0; i < sizeof(names) / sizeof(names[0]); ++i) {
 		if (!strcmp(text, names[i])) {

@@ -10,7 +10,7 @@
 /* how long a wait goes on before signals are looked for, in ms */
 #define WAIT_SLICE 100
 
-int broker_use(Broker *broker) {
+int py_broker_use(Broker *broker) {
 	if (broker->closed || !broker->client) {
 		PyErr_SetString(PyExc_ValueError, "the connection to the broker is closed");
 		return -1;
@@ -33,7 +33,7 @@ static void broker_free_client(Broker *broker) {
 		WITHOUT_GIL(shmb_client_free(client));
 }
 
-void broker_unuse(Broker *broker) {
+void py_broker_unuse(Broker *broker) {
 	if (!--broker->n_uses && broker->closed)
 		broker_free_client(broker);
 }
@@ -63,20 +63,20 @@ static int roles_parse(PyObject *value, uint32_t *ret) {
 	if (!value)
 		return 0;
 	if (PyIndex_Check(value))
-		return argument_uint32(value, "roles", ret);
+		return py_argument_uint32(value, "roles", ret);
 	if (PyUnicode_Check(value))
-		return argument_text(value, "roles", &name) ? -1 : role_of(name, ret);
+		return py_argument_text(value, "roles", &name) ? -1 : role_of(name, ret);
 	n = PySequence_Size(value);
 	for (Py_ssize_t i = 0; !r && i < n; ++i) {
 		PyObject *item = PySequence_GetItem(value, i);
 
-		r = !item || argument_text(item, "a role", &name) || role_of(name, ret) ? -1 : 0;
+		r = !item || py_argument_text(item, "a role", &name) || role_of(name, ret) ? -1 : 0;
 		Py_XDECREF(item);
 	}
 	return n < 0 ? -1 : r;
 }
 
-PyObject *broker_connect(PyObject *module, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
+PyObject *py_broker_connect(PyObject *module, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
 	static const Signature signature = { "connect",
 					     1,
 					     2,
@@ -91,10 +91,10 @@ PyObject *broker_connect(PyObject *module, PyObject *const *arguments, Py_ssize_
 	int resume_timeout = INT32_MIN, r;
 	Broker *broker;
 
-	if (arguments_parse(&signature, arguments, n, keywords, values) || roles_parse(values[2], &roles) ||
-	    argument_bool(values[3], &unsealed) || argument_bool(values[4], &populate) ||
-	    argument_timeout(values[5], &resume_timeout) || argument_bool(values[6], &lease_page) ||
-	    argument_bool(values[7], &rmw))
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) || roles_parse(values[2], &roles) ||
+	    py_argument_bool(values[3], &unsealed) || py_argument_bool(values[4], &populate) ||
+	    py_argument_timeout(values[5], &resume_timeout) || py_argument_bool(values[6], &lease_page) ||
+	    py_argument_bool(values[7], &rmw))
 		return NULL;
 	if (!PyType_Check(values[0]) || !PyType_IsSubtype((PyTypeObject *)values[0], state->broker_type)) {
 		PyErr_SetString(PyExc_TypeError, "type must be a class that is made from Broker");
@@ -107,7 +107,7 @@ PyObject *broker_connect(PyObject *module, PyObject *const *arguments, Py_ssize_
 	WITHOUT_GIL(r = shmb_client_new(&client, path ? PyBytes_AsString(path) : NULL, roles, flags));
 	Py_XDECREF(path);
 	if (r)
-		return error_raise(state, r);
+		return py_error_raise(state, r);
 	if (resume_timeout != INT32_MIN)
 		(void)shmb_client_set_resume_timeout(client, resume_timeout);
 	broker = (Broker *)PyType_GenericAlloc((PyTypeObject *)values[0], 0);
@@ -125,7 +125,7 @@ PyObject *broker_connect(PyObject *module, PyObject *const *arguments, Py_ssize_
 	return (PyObject *)broker;
 }
 
-PyObject *broker_at_exit(PyObject *module, PyObject *unused) {
+PyObject *py_broker_at_exit(PyObject *module, PyObject *unused) {
 	State *state = PyModule_GetState(module);
 
 	(void)unused;
@@ -142,8 +142,8 @@ static PyObject *broker_close(PyObject *self, PyObject *unused) {
 		Py_RETURN_NONE;
 	broker->closed = true;
 	broker->n_uses++;
-	regions_retire(broker);
-	broker_unuse(broker);
+	py_regions_retire(broker);
+	py_broker_unuse(broker);
 	Py_RETURN_NONE;
 }
 
@@ -177,11 +177,11 @@ static PyObject *get_session(PyObject *self, void *unused) {
 	int r;
 
 	(void)unused;
-	if (broker_use(broker))
+	if (py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(r = shmb_client_get_info(broker->client, &info));
-	broker_unuse(broker);
-	return r ? error_raise(broker->state, r) : PyLong_FromUnsignedLongLong(info.session);
+	py_broker_unuse(broker);
+	return r ? py_error_raise(broker->state, r) : PyLong_FromUnsignedLongLong(info.session);
 }
 
 static PyObject *broker_client_info(PyObject *self, PyObject *unused) {
@@ -190,12 +190,12 @@ static PyObject *broker_client_info(PyObject *self, PyObject *unused) {
 	int r;
 
 	(void)unused;
-	if (broker_use(broker))
+	if (py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(r = shmb_client_get_info(broker->client, &info));
-	broker_unuse(broker);
+	py_broker_unuse(broker);
 	if (r)
-		return error_raise(broker->state, r);
+		return py_error_raise(broker->state, r);
 	return Py_BuildValue("(KKIIIIIs)", (unsigned long long)info.session, (unsigned long long)info.epoch, info.roles,
 			     info.rights, info.lease_mode, info.lanes, info.capacity, info.broker_version);
 }
@@ -206,11 +206,11 @@ static PyObject *broker_ping(PyObject *self, PyObject *unused) {
 	int r;
 
 	(void)unused;
-	if (broker_use(broker))
+	if (py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(r = shmb_client_ping(broker->client, &ns));
-	broker_unuse(broker);
-	return r ? error_raise(broker->state, r) : PyFloat_FromDouble((double)ns / 1e9);
+	py_broker_unuse(broker);
+	return r ? py_error_raise(broker->state, r) : PyFloat_FromDouble((double)ns / 1e9);
 }
 
 static PyObject *broker_fileno(PyObject *self, PyObject *unused) {
@@ -218,14 +218,14 @@ static PyObject *broker_fileno(PyObject *self, PyObject *unused) {
 	int fd;
 
 	(void)unused;
-	if (broker_use(broker))
+	if (py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(fd = shmb_client_get_fd(broker->client));
-	broker_unuse(broker);
+	py_broker_unuse(broker);
 	if (fd >= 0)
 		return PyLong_FromLong(fd);
 	/* the library says -EBADF, and in its sentence that this is a child */
-	return error_raise(broker->state, fd == -EBADF ? SHMB_E_FORKED : fd);
+	return py_error_raise(broker->state, fd == -EBADF ? SHMB_E_FORKED : fd);
 }
 
 static PyObject *broker_process(PyObject *self, PyObject *unused) {
@@ -233,12 +233,12 @@ static PyObject *broker_process(PyObject *self, PyObject *unused) {
 	int r;
 
 	(void)unused;
-	if (broker_use(broker))
+	if (py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(r = shmb_client_process(broker->client));
-	broker_unuse(broker);
+	py_broker_unuse(broker);
 	if (r)
-		return error_raise(broker->state, r);
+		return py_error_raise(broker->state, r);
 	Py_RETURN_NONE;
 }
 
@@ -246,12 +246,12 @@ static PyObject *broker_set_resume_timeout(PyObject *self, PyObject *value) {
 	Broker *broker = (Broker *)self;
 	int timeout = -1, r;
 
-	if (argument_timeout(value == Py_None ? NULL : value, &timeout) || broker_use(broker))
+	if (py_argument_timeout(value == Py_None ? NULL : value, &timeout) || py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(r = shmb_client_set_resume_timeout(broker->client, timeout));
-	broker_unuse(broker);
+	py_broker_unuse(broker);
 	if (r)
-		return error_raise(broker->state, r);
+		return py_error_raise(broker->state, r);
 	Py_RETURN_NONE;
 }
 
@@ -260,12 +260,12 @@ static PyObject *broker_subscribe(PyObject *self, PyObject *value) {
 	uint32_t mask = 0;
 	int r;
 
-	if (argument_uint32(value, "mask", &mask) || broker_use(broker))
+	if (py_argument_uint32(value, "mask", &mask) || py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(r = shmb_client_subscribe(broker->client, mask));
-	broker_unuse(broker);
+	py_broker_unuse(broker);
 	if (r)
-		return error_raise(broker->state, r);
+		return py_error_raise(broker->state, r);
 	Py_RETURN_NONE;
 }
 
@@ -275,14 +275,14 @@ static PyObject *broker_next_event(PyObject *self, PyObject *value) {
 	struct shmb_event event;
 	int timeout = -1, slice, r;
 
-	if (argument_timeout(value == Py_None ? NULL : value, &timeout))
+	if (py_argument_timeout(value == Py_None ? NULL : value, &timeout))
 		return NULL;
 	do {
 		slice = timeout < 0 || timeout > WAIT_SLICE ? WAIT_SLICE : timeout;
-		if (broker_use(broker))
+		if (py_broker_use(broker))
 			return NULL;
 		WITHOUT_GIL(r = shmb_client_next_event(broker->client, &event, slice));
-		broker_unuse(broker);
+		py_broker_unuse(broker);
 		if (timeout > 0)
 			timeout -= slice;
 		if (r == SHMB_E_TIMED_OUT && PyErr_CheckSignals())
@@ -291,7 +291,7 @@ static PyObject *broker_next_event(PyObject *self, PyObject *value) {
 	if (r == SHMB_E_TIMED_OUT)
 		Py_RETURN_NONE;
 	if (r)
-		return error_raise(broker->state, r);
+		return py_error_raise(broker->state, r);
 	return Py_BuildValue("(IIKKKKIIs)", event.type, event.slot, (unsigned long long)event.generation,
 			     (unsigned long long)event.session, (unsigned long long)event.size,
 			     (unsigned long long)event.count, event.pid, event.uid, event.name);
@@ -327,21 +327,21 @@ static PyMethodDef methods[] = {
 	{ "_next_event", broker_next_event, METH_O,
 	  "_next_event($self, timeout, /)\n--\n\nThe next event as a tuple; None when none came within that many seconds." },
 	{ "_client_info", broker_client_info, METH_NOARGS, "_client_info($self)\n--\n\nA tuple." },
-	{ "create", FAST(region_create), region_create_doc },
-	{ "_adopt", FAST(region_adopt), region_adopt_doc },
-	{ "get_memory_info", FAST(lease_get), lease_get_doc },
-	{ "lookup", lease_lookup, METH_O, lease_lookup_doc },
-	{ "_status", FAST(list_status),
+	{ "create", FAST(py_region_create), py_region_create_doc },
+	{ "_adopt", FAST(py_region_adopt), py_region_adopt_doc },
+	{ "get_memory_info", FAST(py_lease_get), py_lease_get_doc },
+	{ "lookup", py_lease_lookup, METH_O, py_lease_lookup_doc },
+	{ "_status", FAST(py_list_status),
 	  "_status($self, *, name=None, prefix=False, uid=None, states=0, holders=False)\n--\n\nAn iterator of dicts." },
-	{ "_clients", list_clients, METH_NOARGS, "_clients($self)\n--\n\nA list of dicts." },
-	{ "_stats", list_stats, METH_O, "_stats($self, accounts, /)\n--\n\nA list of tuples." },
-	{ "_broker_info", list_info, METH_NOARGS, "_broker_info($self)\n--\n\nA dict." },
-	{ "unregister", FAST(list_unregister), list_unregister_doc },
-	{ "_unregister_all", FAST(list_unregister_all), list_unregister_all_doc },
+	{ "_clients", py_list_clients, METH_NOARGS, "_clients($self)\n--\n\nA list of dicts." },
+	{ "_stats", py_list_stats, METH_O, "_stats($self, accounts, /)\n--\n\nA list of tuples." },
+	{ "_broker_info", py_list_info, METH_NOARGS, "_broker_info($self)\n--\n\nA dict." },
+	{ "unregister", FAST(py_list_unregister), py_list_unregister_doc },
+	{ "_unregister_all", FAST(py_list_unregister_all), py_list_unregister_all_doc },
 	{ NULL, NULL, 0, NULL },
 };
 
-int broker_init_type(State *state, PyObject *module) {
+int py_broker_init_type(State *state, PyObject *module) {
 	static PyType_Slot slots[] = {
 		{ Py_tp_dealloc, (void *)broker_dealloc },
 		{ Py_tp_methods, methods },

@@ -62,7 +62,7 @@ static void export_free(Export *export, Memory *memory) {
 	if (!Py_IsInitialized())
 		return;
 	gil = PyGILState_Ensure();
-	memory_unexport(memory);
+	py_memory_unexport(memory);
 	Py_DECREF(memory);
 	PyMem_Free(export);
 	PyGILState_Release(gil);
@@ -111,11 +111,11 @@ static PyObject *export_new(Memory *memory, bool is_versioned) {
 	Export *export;
 	PyObject *capsule;
 
-	if (memory_export(memory))
+	if (py_memory_export(memory))
 		return NULL;
 	export = PyMem_Calloc(1, sizeof(*export) + 2 * (size_t)memory->n_dimensions * sizeof(export->shape[0]));
 	if (!export) {
-		memory_unexport(memory);
+		py_memory_unexport(memory);
 		return PyErr_NoMemory();
 	}
 	if (is_versioned) {
@@ -155,16 +155,16 @@ static int pair_parse(PyObject *value, const char *name, long ret[static 2]) {
 	return 0;
 }
 
-PyObject *memory_dlpack(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
+PyObject *py_memory_dlpack(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
 	static const Signature signature = { "__dlpack__", 0, 0, 4, { "stream", "max_version", "dl_device", "copy" } };
 	Memory *memory = (Memory *)self;
 	long version[2] = {}, device[2] = { DEVICE_CPU, 0 };
 	PyObject *values[4];
 	bool copy = false;
 
-	if (arguments_parse(&signature, arguments, n, keywords, values) ||
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
 	    (values[1] && pair_parse(values[1], "max_version", version)) ||
-	    (values[2] && pair_parse(values[2], "dl_device", device)) || argument_bool(values[3], &copy))
+	    (values[2] && pair_parse(values[2], "dl_device", device)) || py_argument_bool(values[3], &copy))
 		return NULL;
 	if (values[0]) {
 		PyErr_SetString(PyExc_BufferError, "memory of the CPU has no streams");
@@ -185,7 +185,7 @@ PyObject *memory_dlpack(PyObject *self, PyObject *const *arguments, Py_ssize_t n
 	return export_new(memory, version[0] >= 1);
 }
 
-PyObject *memory_dlpack_device(PyObject *self, PyObject *unused) {
+PyObject *py_memory_dlpack_device(PyObject *self, PyObject *unused) {
 	(void)self;
 	(void)unused;
 	return Py_BuildValue("(ii)", DEVICE_CPU, 0);

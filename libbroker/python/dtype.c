@@ -40,7 +40,7 @@ static const char *const aliases[][2] = {
 	{ "bool_", "bool" },	{ "complex", "complex128" }, { "bytes", "uint8" },
 };
 
-const Dtype dtype_bytes = { "uint8", "B", "|u1", 1, DLPACK_UINT };
+const Dtype py_dtype_bytes = { "uint8", "B", "|u1", 1, DLPACK_UINT };
 
 static const Dtype *find(const char *name) {
 	for (size_t i = 0; i < sizeof(aliases) / sizeof(aliases[0]); ++i)
@@ -72,7 +72,7 @@ static PyObject *name_of(PyObject *value) {
 	return PyObject_Str(value);
 }
 
-const Dtype *dtype_parse(PyObject *value) {
+const Dtype *py_dtype_parse(PyObject *value) {
 	PyObject *text = name_of(value);
 	const char *name = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
 	const Dtype *found = NULL;
@@ -103,7 +103,7 @@ static int dimension(PyObject *value, Py_ssize_t *ret) {
 	return 0;
 }
 
-int shape_parse(PyObject *value, Py_ssize_t ret[static DIMENSIONS_MAX]) {
+int py_shape_parse(PyObject *value, Py_ssize_t ret[static DIMENSIONS_MAX]) {
 	Py_ssize_t n;
 	int r = 0;
 
@@ -127,7 +127,7 @@ int shape_parse(PyObject *value, Py_ssize_t ret[static DIMENSIONS_MAX]) {
 	return r || n < 0 ? -1 : (int)n;
 }
 
-int shape_bytes(const Dtype *dtype, int n, const Py_ssize_t *shape, uint64_t *ret) {
+int py_shape_bytes(const Dtype *dtype, int n, const Py_ssize_t *shape, uint64_t *ret) {
 	uint64_t size = dtype->size;
 
 	for (int i = 0; i < n; ++i)

@@ -68,7 +68,7 @@ static PyObject *class_new(const State *state, int code) {
 	return made;
 }
 
-int errors_init(State *state, PyObject *module) {
+int py_errors_init(State *state, PyObject *module) {
 	PyObject *attributes = Py_BuildValue("{s:i,s:s}", "code", 0, "name", ""), *by_code, *number, *name;
 	int r = 0;
 
@@ -102,11 +102,11 @@ int errors_init(State *state, PyObject *module) {
 	return r;
 }
 
-PyObject *error_class(const State *state, int code) {
+PyObject *py_error_class(const State *state, int code) {
 	return code > 0 && code < ERRORS_MAX && state->errors[code] ? state->errors[code] : state->error;
 }
 
-PyObject *error_new(const State *state, int result, const char *text) {
+PyObject *py_error_new(const State *state, int result, const char *text) {
 	PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"), *made;
 
 	if (!message)
@@ -114,14 +114,14 @@ PyObject *error_new(const State *state, int result, const char *text) {
 	if (result < 0)
 		made = PyObject_CallFunction(PyExc_OSError, "iO", -result, message);
 	else
-		made = PyObject_CallFunctionObjArgs(error_class(state, result), message, NULL);
+		made = PyObject_CallFunctionObjArgs(py_error_class(state, result), message, NULL);
 	Py_DECREF(message);
 	return made;
 }
 
-PyObject *error_raise(const State *state, int result) {
+PyObject *py_error_raise(const State *state, int result) {
 	const char *text = shmb_last_error();
-	PyObject *made = error_new(state, result, *text ? text : shmb_error_text(result));
+	PyObject *made = py_error_new(state, result, *text ? text : shmb_error_text(result));
 
 	if (made) {
 		PyErr_SetObject((PyObject *)Py_TYPE(made), made);

@@ -34,11 +34,11 @@ static int give_back(Lease *lease) {
 	lease->held = false;
 	lease->memory.data = NULL;
 	r = shmb_lease_release(&lease->lease);
-	broker_unuse(lease->broker);
+	py_broker_unuse(lease->broker);
 	return r;
 }
 
-void lease_over(Memory *memory) {
+void py_lease_over(Memory *memory) {
 	(void)give_back((Lease *)memory);
 }
 
@@ -64,22 +64,22 @@ static PyObject *lease_new(Broker *broker, const char *name, const struct shmb_h
 	Lease *lease;
 	int r;
 
-	if (broker_use(broker))
+	if (py_broker_use(broker))
 		return NULL;
 	r = ask(broker->client, name, handle, offset, size, access | SHMB_NO_WAIT, &held);
 	if (r == SHMB_E_AGAIN)
 		WITHOUT_GIL(r = ask(broker->client, name, handle, offset, size, access, &held));
 	if (r) {
-		broker_unuse(broker);
-		return error_raise(broker->state, r);
+		py_broker_unuse(broker);
+		return py_error_raise(broker->state, r);
 	}
 	lease = PyObject_New(Lease, broker->state->lease_type);
 	if (!lease) {
 		(void)shmb_lease_release(&held);
-		broker_unuse(broker);
+		py_broker_unuse(broker);
 		return NULL;
 	}
-	memory_init_bytes(&lease->memory, broker->state, held.address, held.size, !(held.access & SHMB_WRITE));
+	py_memory_init_bytes(&lease->memory, broker->state, held.address, held.size, !(held.access & SHMB_WRITE));
 	lease->broker = (Broker *)Py_NewRef((PyObject *)broker);
 	lease->lease = held;
 	lease->held = true;
@@ -94,14 +94,14 @@ static int window_parse(PyObject *const values[static 4], uint64_t *ret_offset, 
 
 	*ret_offset = 0;
 	*ret_size = SHMB_REST;
-	if (argument_uint64(values[0], "offset", ret_offset) || argument_uint64(values[1], "nbytes", ret_size) ||
-	    argument_bool(values[2], &write) || argument_bool(values[3], &copy))
+	if (py_argument_uint64(values[0], "offset", ret_offset) || py_argument_uint64(values[1], "nbytes", ret_size) ||
+	    py_argument_bool(values[2], &write) || py_argument_bool(values[3], &copy))
 		return -1;
 	*ret_access = SHMB_READ | (write ? SHMB_WRITE : 0) | (copy ? SHMB_COPY : 0);
 	return 0;
 }
 
-const char lease_get_doc[] =
+const char py_lease_get_doc[] =
 	"get_memory_info($self, name, offset=0, nbytes=None, *, write=False, copy=False)\n--\n\n"
 	"A lease on memory of a region: it cannot go away before release().\n\n"
 	"offset, nbytes: in bytes; None is the rest. write: the memory may be written.\n"
@@ -110,7 +110,7 @@ const char lease_get_doc[] =
 	"Raises NotFound, OutOfBounds, AccessRefused, PermissionDenied, NoReadOnlyFd, Unsealed, Retiring, Revoked, "
 	"QuotaExceeded, Detached, Again while the broker is away and the region is not mapped, ForkedError; OSError.";
 
-PyObject *lease_get(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
+PyObject *py_lease_get(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
 	static const Signature signature = {
 		"get_memory_info", 1, 3, 5, { "name", "offset", "nbytes", "write", "copy" }
 	};
@@ -120,10 +120,10 @@ PyObject *lease_get(PyObject *self, PyObject *const *arguments, Py_ssize_t n, Py
 	PyObject *values[5];
 
 	if (n == 1 && !keywords) {
-		if (argument_text(arguments[0], "name", &name))
+		if (py_argument_text(arguments[0], "name", &name))
 			return NULL;
-	} else if (arguments_parse(&signature, arguments, n, keywords, values) ||
-		   argument_text(values[0], "name", &name) || window_parse(&values[1], &offset, &size, &access)) {
+	} else if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
+		   py_argument_text(values[0], "name", &name) || window_parse(&values[1], &offset, &size, &access)) {
 		return NULL;
 	}
 	return lease_new((Broker *)self, name, NULL, offset, size, access);
@@ -141,7 +141,7 @@ static PyObject *lease_release(PyObject *self, PyObject *unused) {
 		Py_RETURN_FALSE;
 	r = give_back(lease);
 	if (r)
-		return error_raise(lease->memory.state, r);
+		return py_error_raise(lease->memory.state, r);
 	Py_RETURN_TRUE;
 }
 
@@ -183,8 +183,8 @@ static int copy(Lease *lease, uint64_t offset, void *to, const void *from, uint6
 		WITHOUT_GIL(COPY);
 #undef COPY
 	if (r)
-		(void)error_raise(lease->memory.state, r);
-	memory_unexport(&lease->memory);
+		(void)py_error_raise(lease->memory.state, r);
+	py_memory_unexport(&lease->memory);
 	return r ? -1 : 0;
 }
 
@@ -196,8 +196,8 @@ static PyObject *lease_copy_in(PyObject *self, PyObject *const *arguments, Py_ss
 	Py_buffer data;
 	int r;
 
-	if (arguments_parse(&signature, arguments, n, keywords, values) ||
-	    argument_uint64(values[1], "offset", &offset) || check_held(lease) ||
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
+	    py_argument_uint64(values[1], "offset", &offset) || check_held(lease) ||
 	    PyObject_GetBuffer(values[0], &data, PyBUF_SIMPLE))
 		return NULL;
 	r = copy(lease, offset, NULL, data.buf, (uint64_t)data.len);
@@ -215,16 +215,16 @@ static PyObject *lease_copy_out(PyObject *self, PyObject *const *arguments, Py_s
 	Py_buffer into;
 	int r;
 
-	if (arguments_parse(&signature, arguments, n, keywords, values) ||
-	    argument_uint64(values[0], "offset", &offset) || check_held(lease))
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
+	    py_argument_uint64(values[0], "offset", &offset) || check_held(lease))
 		return NULL;
 	size = offset < lease->memory.size ? lease->memory.size - offset : 0;
-	if (argument_uint64(values[1], "nbytes", &size))
+	if (py_argument_uint64(values[1], "nbytes", &size))
 		return NULL;
 	if (!values[2]) {
 		/* what is out of bounds would only be memory that is not had */
 		if (size > lease->memory.size)
-			return PyErr_SetString(error_class(lease->memory.state, SHMB_E_OUT_OF_BOUNDS),
+			return PyErr_SetString(py_error_class(lease->memory.state, SHMB_E_OUT_OF_BOUNDS),
 					       "offset and size are not within the lease"),
 			       NULL;
 		bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
@@ -299,24 +299,24 @@ static PyMethodDef methods[] = {
 
 /* ---- handles ---- */
 
-const char lease_lookup_doc[] =
+const char py_lease_lookup_doc[] =
 	"lookup($self, name, /)\n--\n\n"
 	"Resolves a name once: a Handle for hot loops, which names this generation of the region.\n\n"
 	"Raises NotFound, BadName, PermissionDenied, Retiring, Again, ForkedError.";
 
-PyObject *lease_lookup(PyObject *self, PyObject *value) {
+PyObject *py_lease_lookup(PyObject *self, PyObject *value) {
 	Broker *broker = (Broker *)self;
 	const char *name = NULL;
 	Handle *handle;
 	struct shmb_handle opened;
 	int r;
 
-	if (argument_text(value, "name", &name) || broker_use(broker))
+	if (py_argument_text(value, "name", &name) || py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(r = shmb_handle_open(broker->client, name, &opened));
-	broker_unuse(broker);
+	py_broker_unuse(broker);
 	if (r)
-		return error_raise(broker->state, r);
+		return py_error_raise(broker->state, r);
 	handle = PyObject_New(Handle, broker->state->handle_type);
 	if (!handle)
 		return NULL;
@@ -343,7 +343,7 @@ static PyObject *handle_get(PyObject *self, PyObject *const *arguments, Py_ssize
 	uint32_t access = SHMB_READ;
 	PyObject *values[4];
 
-	if ((n || keywords) && (arguments_parse(&signature, arguments, n, keywords, values) ||
+	if ((n || keywords) && (py_arguments_parse(&signature, arguments, n, keywords, values) ||
 				window_parse(values, &offset, &size, &access)))
 		return NULL;
 	return lease_new(handle->broker, NULL, &handle->handle, offset, size, access);
@@ -379,7 +379,7 @@ static PyMethodDef handle_methods[] = {
 	{ NULL, NULL, 0, NULL },
 };
 
-int lease_init_types(State *state, PyObject *module) {
+int py_lease_init_types(State *state, PyObject *module) {
 	static PyType_Slot slots[] = {
 		{ Py_tp_dealloc, (void *)lease_dealloc },
 		{ Py_tp_methods, methods },

@@ -40,7 +40,7 @@ static PyObject *status_dict(const struct shmb_status *status) {
 			     "comm", status->comm, "holders_total", status->holders_total, "holders", holders);
 }
 
-PyObject *list_status(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
+PyObject *py_list_status(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
 	static const Signature signature = { "_status", 0, 0, 5, { "name", "prefix", "uid", "states", "holders" } };
 	struct shmb_status_filter filter = { .struct_size = sizeof(filter) };
 	bool prefix = false, holders = false;
@@ -51,23 +51,23 @@ PyObject *list_status(PyObject *self, PyObject *const *arguments, Py_ssize_t n, 
 	Status *status;
 	int r;
 
-	if (arguments_parse(&signature, arguments, n, keywords, values) ||
-	    argument_text(values[0], "name", &filter.name) || argument_bool(values[1], &prefix) ||
-	    argument_uint32(values[2], "uid", &uid) || argument_uint32(values[3], "states", &filter.states) ||
-	    argument_bool(values[4], &holders) || broker_use(broker))
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
+	    py_argument_text(values[0], "name", &filter.name) || py_argument_bool(values[1], &prefix) ||
+	    py_argument_uint32(values[2], "uid", &uid) || py_argument_uint32(values[3], "states", &filter.states) ||
+	    py_argument_bool(values[4], &holders) || py_broker_use(broker))
 		return NULL;
 	filter.prefix = prefix;
 	filter.with_holders = holders;
 	filter.uid_plus_one = uid + 1;
 	r = shmb_status_iter_new(broker->client, &filter, &iter);
 	if (r) {
-		broker_unuse(broker);
-		return error_raise(broker->state, r);
+		py_broker_unuse(broker);
+		return py_error_raise(broker->state, r);
 	}
 	status = PyObject_New(Status, broker->state->status_type);
 	if (!status) {
 		shmb_status_iter_free(iter);
-		broker_unuse(broker);
+		py_broker_unuse(broker);
 		return NULL;
 	}
 	status->broker = (Broker *)Py_NewRef(self);
@@ -80,7 +80,7 @@ static void status_end(Status *status) {
 	if (!status->iter)
 		return;
 	status->iter = shmb_status_iter_free(status->iter);
-	broker_unuse(status->broker);
+	py_broker_unuse(status->broker);
 }
 
 static PyObject *status_next(PyObject *self) {
@@ -97,7 +97,7 @@ static PyObject *status_next(PyObject *self) {
 		return NULL;
 	status->busy = true;
 	WITHOUT_GIL(r = shmb_status_iter_next(status->iter, &entry));
-	ret = r ? error_raise(status->broker->state, r) : entry ? status_dict(entry) : NULL;
+	ret = r ? py_error_raise(status->broker->state, r) : entry ? status_dict(entry) : NULL;
 	if (r || !entry)
 		status_end(status);
 	status->busy = false;
@@ -160,28 +160,28 @@ static int each_info(void *userdata, const char *key, const char *value) {
 }
 
 static PyObject *collected(Broker *broker, Collector *collector, int r) {
-	broker_unuse(broker);
+	py_broker_unuse(broker);
 	if (!r)
 		return collector->list;
 	Py_DECREF(collector->list);
-	return PyErr_Occurred() ? NULL : error_raise(broker->state, r);
+	return PyErr_Occurred() ? NULL : py_error_raise(broker->state, r);
 }
 
-#define COLLECT(broker, collector, call)                       \
-	do {                                                   \
-		int _r;                                        \
-		(collector).list = PyList_New(0);              \
-		if (!(collector).list || broker_use(broker)) { \
-			Py_XDECREF((collector).list);          \
-			return NULL;                           \
-		}                                              \
-		(collector).thread = PyEval_SaveThread();      \
-		_r = (call);                                   \
-		PyEval_RestoreThread((collector).thread);      \
-		return collected(broker, &(collector), _r);    \
+#define COLLECT(broker, collector, call)                          \
+	do {                                                      \
+		int _r;                                           \
+		(collector).list = PyList_New(0);                 \
+		if (!(collector).list || py_broker_use(broker)) { \
+			Py_XDECREF((collector).list);             \
+			return NULL;                              \
+		}                                                 \
+		(collector).thread = PyEval_SaveThread();         \
+		_r = (call);                                      \
+		PyEval_RestoreThread((collector).thread);         \
+		return collected(broker, &(collector), _r);       \
 	} while (0)
 
-PyObject *list_clients(PyObject *self, PyObject *unused) {
+PyObject *py_list_clients(PyObject *self, PyObject *unused) {
 	Broker *broker = (Broker *)self;
 	Collector collector;
 
@@ -189,17 +189,17 @@ PyObject *list_clients(PyObject *self, PyObject *unused) {
 	COLLECT(broker, collector, shmb_client_each_client(broker->client, each_client, &collector));
 }
 
-PyObject *list_stats(PyObject *self, PyObject *with_accounts) {
+PyObject *py_list_stats(PyObject *self, PyObject *with_accounts) {
 	Broker *broker = (Broker *)self;
 	bool accounts = false;
 	Collector collector;
 
-	if (argument_bool(with_accounts, &accounts))
+	if (py_argument_bool(with_accounts, &accounts))
 		return NULL;
 	COLLECT(broker, collector, shmb_client_each_stat(broker->client, accounts, each_stat, &collector));
 }
 
-PyObject *list_info(PyObject *self, PyObject *unused) {
+PyObject *py_list_info(PyObject *self, PyObject *unused) {
 	Broker *broker = (Broker *)self;
 	Collector collector;
 
@@ -209,7 +209,7 @@ PyObject *list_info(PyObject *self, PyObject *unused) {
 
 /* ---- retiring by name ---- */
 
-const char list_unregister_doc[] =
+const char py_list_unregister_doc[] =
 	"unregister($self, names, mode='strict', *, wait=False, timeout=None)\n--\n\n"
 	"Retires regions by name, one's own or as admin anybody's; mode, wait and timeout (seconds) are those of "
 	"Region.retire().\n\n"
@@ -224,7 +224,7 @@ static const char **texts_of(PyObject *names, Py_ssize_t n) {
 	if (!texts)
 		PyErr_NoMemory();
 	for (Py_ssize_t i = 0; texts && i < n; ++i) {
-		if (argument_text(PyTuple_GetItem(names, i), "a name", &texts[i])) {
+		if (py_argument_text(PyTuple_GetItem(names, i), "a name", &texts[i])) {
 			PyMem_Free(texts);
 			return NULL;
 		}
@@ -236,7 +236,7 @@ static PyObject *results_list(const State *state, const int *results, Py_ssize_t
 	PyObject *list = PyList_New(0), *item;
 
 	for (Py_ssize_t i = 0; list && i < n; ++i) {
-		item = results[i] ? error_new(state, results[i], shmb_error_text(results[i])) : Py_NewRef(Py_None);
+		item = results[i] ? py_error_new(state, results[i], shmb_error_text(results[i])) : Py_NewRef(Py_None);
 		if (!item || PyList_Append(list, item))
 			Py_CLEAR(list);
 		Py_XDECREF(item);
@@ -250,17 +250,17 @@ static PyObject *unregister_all_of(Broker *broker, PyObject *names, uint32_t mod
 	int *results = texts ? PyMem_Calloc((size_t)n + 1, sizeof(*results)) : NULL, r;
 	PyObject *ret = NULL;
 
-	if (results && !broker_use(broker)) {
+	if (results && !py_broker_use(broker)) {
 		WITHOUT_GIL(r = shmb_client_unregister(broker->client, texts, (uint32_t)n, mode, timeout, results));
-		broker_unuse(broker);
-		ret = r ? error_raise(broker->state, r) : results_list(broker->state, results, n);
+		py_broker_unuse(broker);
+		ret = r ? py_error_raise(broker->state, r) : results_list(broker->state, results, n);
 	}
 	PyMem_Free(results);
 	PyMem_Free(texts);
 	return ret;
 }
 
-PyObject *list_unregister(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
+PyObject *py_list_unregister(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
 	static const Signature signature = { "unregister", 1, 2, 4, { "names", "mode", "wait", "timeout" } };
 	Broker *broker = (Broker *)self;
 	uint32_t mode = SHMB_RETIRE_STRICT;
@@ -269,17 +269,17 @@ PyObject *list_unregister(PyObject *self, PyObject *const *arguments, Py_ssize_t
 	bool wait = false;
 	int timeout = -1, r;
 
-	if (arguments_parse(&signature, arguments, n, keywords, values) || argument_mode(values[1], &mode) ||
-	    argument_bool(values[2], &wait) || argument_timeout(values[3], &timeout))
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) || py_argument_mode(values[1], &mode) ||
+	    py_argument_bool(values[2], &wait) || py_argument_timeout(values[3], &timeout))
 		return NULL;
 	mode |= wait ? SHMB_RETIRE_WAIT : 0;
 	if (PyUnicode_Check(values[0])) {
-		if (argument_text(values[0], "names", &name) || broker_use(broker))
+		if (py_argument_text(values[0], "names", &name) || py_broker_use(broker))
 			return NULL;
 		WITHOUT_GIL(r = shmb_client_unregister(broker->client, &name, 1, mode, timeout, NULL));
-		broker_unuse(broker);
+		py_broker_unuse(broker);
 		if (r)
-			return error_raise(broker->state, r);
+			return py_error_raise(broker->state, r);
 		Py_RETURN_NONE;
 	}
 	names = PySequence_Tuple(values[0]);
@@ -290,13 +290,13 @@ PyObject *list_unregister(PyObject *self, PyObject *const *arguments, Py_ssize_t
 	return ret;
 }
 
-const char list_unregister_all_doc[] =
+const char py_list_unregister_all_doc[] =
 	"_unregister_all($self, scope='session', mode='strict', *, wait=False, timeout=None)\n--\n\n"
 	"Retires all regions of this session (\"session\"), of this user (\"uid\"), or of everybody (\"everyone\", for admins).\n\n"
 	"Returns (gone, draining, discarded): how many regions are gone, how many wait for leases, and how many bytes "
 	"mode=\"discard\" gave back. Raises PermissionDenied, TimedOut, Again.";
 
-PyObject *list_unregister_all(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
+PyObject *py_list_unregister_all(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
 	static const Signature signature = { "unregister_all", 0, 2, 4, { "scope", "mode", "wait", "timeout" } };
 	static const char *const scopes[] = {
 		[SHMB_ALL_SESSION] = "session",
@@ -311,8 +311,9 @@ PyObject *list_unregister_all(PyObject *self, PyObject *const *arguments, Py_ssi
 	bool wait = false;
 	int timeout = -1, r;
 
-	if (arguments_parse(&signature, arguments, n, keywords, values) || argument_text(values[0], "scope", &text) ||
-	    argument_mode(values[1], &mode) || argument_bool(values[2], &wait) || argument_timeout(values[3], &timeout))
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
+	    py_argument_text(values[0], "scope", &text) || py_argument_mode(values[1], &mode) ||
+	    py_argument_bool(values[2], &wait) || py_argument_timeout(values[3], &timeout))
 		return NULL;
 	while (scope < sizeof(scopes) / sizeof(scopes[0]) && strcmp(text, scopes[scope]))
 		scope++;
@@ -320,17 +321,17 @@ PyObject *list_unregister_all(PyObject *self, PyObject *const *arguments, Py_ssi
 		PyErr_Format(PyExc_ValueError, "scope is \"session\", \"uid\" or \"everyone\", not %R", values[0]);
 		return NULL;
 	}
-	if (broker_use(broker))
+	if (py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(r = shmb_client_unregister_all(broker->client, scope, mode | (wait ? SHMB_RETIRE_WAIT : 0), timeout,
 						   &retired));
-	broker_unuse(broker);
+	py_broker_unuse(broker);
 	if (r)
-		return error_raise(broker->state, r);
+		return py_error_raise(broker->state, r);
 	return Py_BuildValue("(IIK)", retired.gone, retired.draining, (unsigned long long)retired.discarded);
 }
 
-int list_init_types(State *state, PyObject *module) {
+int py_list_init_types(State *state, PyObject *module) {
 	static PyType_Slot slots[] = {
 		{ Py_tp_dealloc, (void *)status_dealloc },
 		{ Py_tp_iter, (void *)PyObject_SelfIter },

@@ -14,11 +14,11 @@ typedef struct View {
 	Memory *of;
 } View;
 
-void memory_init_bytes(Memory *memory, State *state, void *data, uint64_t size, bool read_only) {
+void py_memory_init_bytes(Memory *memory, State *state, void *data, uint64_t size, bool read_only) {
 	memory->state = state;
 	memory->data = data;
 	memory->size = size;
-	memory->dtype = &dtype_bytes;
+	memory->dtype = &py_dtype_bytes;
 	memory->n_dimensions = 1;
 	memory->shape = memory->inline_shape;
 	memory->inline_shape[0] = (Py_ssize_t)size;
@@ -30,7 +30,7 @@ void memory_init_bytes(Memory *memory, State *state, void *data, uint64_t size, 
 	memory->is_view = false;
 }
 
-int memory_set_shape(Memory *memory, const Dtype *dtype, int n, const Py_ssize_t *shape) {
+int py_memory_set_shape(Memory *memory, const Dtype *dtype, int n, const Py_ssize_t *shape) {
 	Py_ssize_t stride = dtype->size, *made = memory->inline_shape;
 
 	if (n > 1) {
@@ -51,12 +51,12 @@ int memory_set_shape(Memory *memory, const Dtype *dtype, int n, const Py_ssize_t
 	return 0;
 }
 
-void memory_deinit(Memory *memory) {
+void py_memory_deinit(Memory *memory) {
 	if (memory->shape != memory->inline_shape)
 		PyMem_Free(memory->shape);
 }
 
-int memory_export(Memory *memory) {
+int py_memory_export(Memory *memory) {
 	if (memory->closed) {
 		PyErr_SetString(PyExc_ValueError, "the memory was given back");
 		return -1;
@@ -69,14 +69,14 @@ int memory_export(Memory *memory) {
 	return 0;
 }
 
-void memory_unexport(Memory *memory) {
+void py_memory_unexport(Memory *memory) {
 	memory->n_exports--;
 	if (!memory_is_over(memory))
 		return;
 	if (Py_TYPE((PyObject *)memory) == memory->state->lease_type)
-		lease_over(memory);
+		py_lease_over(memory);
 	else if (Py_TYPE((PyObject *)memory) == memory->state->region_type)
-		region_over(memory);
+		py_region_over(memory);
 }
 
 /* ---- the buffer protocol ---- */
@@ -89,7 +89,7 @@ static int get_buffer(PyObject *self, Py_buffer *ret, int flags) {
 		PyErr_SetString(PyExc_BufferError, "the memory is read-only");
 		return -1;
 	}
-	if (memory_export(memory))
+	if (py_memory_export(memory))
 		return -1;
 	ret->buf = memory->data;
 	ret->obj = Py_NewRef(self);
@@ -107,7 +107,7 @@ static int get_buffer(PyObject *self, Py_buffer *ret, int flags) {
 
 static void release_buffer(PyObject *self, Py_buffer *buffer) {
 	(void)buffer;
-	memory_unexport((Memory *)self);
+	py_memory_unexport((Memory *)self);
 }
 
 /* ---- attributes ---- */
@@ -170,10 +170,10 @@ static PyObject *get_array_interface(PyObject *self, void *unused) {
 		return NULL;
 	}
 	/* whoever reads this keeps the object at most */
-	if (memory_export(memory))
+	if (py_memory_export(memory))
 		return NULL;
 	memory->pinned = true;
-	memory_unexport(memory);
+	py_memory_unexport(memory);
 	shape = shape_tuple(memory);
 	if (!shape)
 		return NULL;
@@ -206,17 +206,17 @@ static PyObject *view_new(Memory *of, const Dtype *dtype, int n, const Py_ssize_
 			  uint64_t size) {
 	View *view;
 
-	if (memory_export(of))
+	if (py_memory_export(of))
 		return NULL;
 	view = PyObject_New(View, of->state->view_type);
 	if (!view) {
-		memory_unexport(of);
+		py_memory_unexport(of);
 		return NULL;
 	}
-	memory_init_bytes(&view->memory, of->state, (uint8_t *)of->data + offset, size, of->read_only);
+	py_memory_init_bytes(&view->memory, of->state, (uint8_t *)of->data + offset, size, of->read_only);
 	view->memory.is_view = true;
 	view->of = (Memory *)Py_NewRef((PyObject *)of);
-	if (memory_set_shape(&view->memory, dtype, n, shape)) {
+	if (py_memory_set_shape(&view->memory, dtype, n, shape)) {
 		Py_DECREF(view);
 		return NULL;
 	}
@@ -227,9 +227,9 @@ static void view_dealloc(PyObject *self) {
 	View *view = (View *)self;
 	PyTypeObject *type = Py_TYPE(self);
 
-	memory_unexport(view->of);
+	py_memory_unexport(view->of);
 	Py_DECREF(view->of);
-	memory_deinit(&view->memory);
+	py_memory_deinit(&view->memory);
 	PyObject_Free(self);
 	Py_DECREF(type);
 }
@@ -243,11 +243,11 @@ static PyObject *memory_view(PyObject *self, PyObject *const *arguments, Py_ssiz
 	PyObject *values[3];
 	int dimensions = 1;
 
-	if (arguments_parse(&signature, arguments, n, keywords, values) ||
-	    argument_uint64(values[2], "offset", &offset))
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
+	    py_argument_uint64(values[2], "offset", &offset))
 		return NULL;
 	if (values[1]) {
-		dtype = dtype_parse(values[1]);
+		dtype = py_dtype_parse(values[1]);
 		if (!dtype)
 			return NULL;
 	}
@@ -257,8 +257,8 @@ static PyObject *memory_view(PyObject *self, PyObject *const *arguments, Py_ssiz
 	}
 	size = memory->size - offset;
 	if (values[0]) {
-		dimensions = shape_parse(values[0], shape);
-		if (dimensions < 0 || shape_bytes(dtype, dimensions, shape, &size))
+		dimensions = py_shape_parse(values[0], shape);
+		if (dimensions < 0 || py_shape_bytes(dtype, dimensions, shape, &size))
 			return NULL;
 	} else if (size % dtype->size) {
 		PyErr_Format(PyExc_ValueError, "%llu bytes are no whole number of %s", (unsigned long long)size,
@@ -280,7 +280,7 @@ static PyObject *memory_numpy(PyObject *self, PyObject *const *arguments, Py_ssi
 	static const Signature signature = { "numpy", 0, 2, 2, { "shape", "dtype" } };
 	PyObject *values[2], *module, *array = NULL;
 
-	if (arguments_parse(&signature, arguments, n, keywords, values))
+	if (py_arguments_parse(&signature, arguments, n, keywords, values))
 		return NULL;
 	module = PyImport_ImportModule("shmbroker._numpy");
 	if (!module)
@@ -306,17 +306,17 @@ static PyMethodDef methods[] = {
 	  "shape: in elements; by default that of the memory, or one dimension when only dtype is given.\n"
 	  "dtype: whatever numpy.dtype() takes, also structured types. bfloat16 needs ml_dtypes.\n\n"
 	  "Raises ImportError without NumPy, ValueError, BufferError as view() does. The array is read-only where the memory is." },
-	{ "__dlpack__", (PyCFunction)(void (*)(void))memory_dlpack, METH_FASTCALL | METH_KEYWORDS,
+	{ "__dlpack__", (PyCFunction)(void (*)(void))py_memory_dlpack, METH_FASTCALL | METH_KEYWORDS,
 	  "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
 	  "A DLPack capsule, versioned when max_version is (1, 0) or later.\n\n"
 	  "Raises BufferError for read-only memory and a consumer without versions, which could not be told; for another device "
 	  "than this memory's; for copy=True." },
-	{ "__dlpack_device__", memory_dlpack_device, METH_NOARGS,
+	{ "__dlpack_device__", py_memory_dlpack_device, METH_NOARGS,
 	  "__dlpack_device__($self)\n--\n\nThe device as DLPack counts them: (1, 0) for memory of the CPU." },
 	{ NULL, NULL, 0, NULL },
 };
 
-int memory_init_type(State *state, PyObject *module) {
+int py_memory_init_type(State *state, PyObject *module) {
 	static PyType_Slot slots[] = {
 		{ Py_bf_getbuffer, (void *)get_buffer },
 		{ Py_bf_releasebuffer, (void *)release_buffer },

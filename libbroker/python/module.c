@@ -16,11 +16,11 @@ static PyObject *buffer_range(PyObject *module, PyObject *object) {
 }
 
 static PyMethodDef functions[] = {
-	{ "connect", (PyCFunction)(void (*)(void))broker_connect, METH_FASTCALL | METH_KEYWORDS,
+	{ "connect", (PyCFunction)(void (*)(void))py_broker_connect, METH_FASTCALL | METH_KEYWORDS,
 	  "connect($module, type, socket=None, *, roles=None, accept_unsealed=False, populate=True,\n"
 	  "        resume_timeout=30.0, lease_page=True, force_rmw=False)\n--\n\n"
 	  "A new connection, as an object of a type that is made from Broker." },
-	{ "at_exit", broker_at_exit, METH_NOARGS,
+	{ "at_exit", py_broker_at_exit, METH_NOARGS,
 	  "at_exit($module)\n--\n\nFrom here on no connection waits for a broker that is away." },
 	{ "buffer_range", buffer_range, METH_O,
 	  "buffer_range($module, object, /)\n--\n\nAddress and size in bytes of a contiguous buffer." },
@@ -30,8 +30,9 @@ static PyMethodDef functions[] = {
 static int exec(PyObject *module) {
 	State *state = PyModule_GetState(module);
 
-	if (errors_init(state, module) || memory_init_type(state, module) || broker_init_type(state, module) ||
-	    region_init_type(state, module) || lease_init_types(state, module) || list_init_types(state, module))
+	if (py_errors_init(state, module) || py_memory_init_type(state, module) || py_broker_init_type(state, module) ||
+	    py_region_init_type(state, module) || py_lease_init_types(state, module) ||
+	    py_list_init_types(state, module))
 		return -1;
 	return PyModule_AddStringConstant(module, "version", SHMB_VERSION);
 }

@@ -52,28 +52,28 @@ typedef struct Signature {
 } Signature;
 
 /* borrowed references in @ret, NULL where an argument was not given or is None */
-int arguments_parse(const Signature *signature, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords,
-		    PyObject **ret);
+int py_arguments_parse(const Signature *signature, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords,
+		       PyObject **ret);
 /* these leave @ret alone when @value is NULL; -1 with an exception set */
-int argument_uint64(PyObject *value, const char *name, uint64_t *ret);
-int argument_uint32(PyObject *value, const char *name, uint32_t *ret);
-int argument_bool(PyObject *value, bool *ret);
+int py_argument_uint64(PyObject *value, const char *name, uint64_t *ret);
+int py_argument_uint32(PyObject *value, const char *name, uint32_t *ret);
+int py_argument_bool(PyObject *value, bool *ret);
 /* a text without NUL, borrowed from @value */
-int argument_text(PyObject *value, const char *name, const char **ret);
+int py_argument_text(PyObject *value, const char *name, const char **ret);
 /* seconds become milliseconds, rounded up */
-int argument_timeout(PyObject *value, int *ret);
+int py_argument_timeout(PyObject *value, int *ret);
 /* the name of how a region is retired becomes SHMB_RETIRE_* */
-int argument_mode(PyObject *value, uint32_t *ret);
+int py_argument_mode(PyObject *value, uint32_t *ret);
 
 /* ---- errors.c ---- */
 
-int errors_init(State *state, PyObject *module);
+int py_errors_init(State *state, PyObject *module);
 /* raises what belongs to @result of a call of the library on this thread; returns NULL */
-PyObject *error_raise(const State *state, int result);
+PyObject *py_error_raise(const State *state, int result);
 /* the exception's class for a code, borrowed */
-PyObject *error_class(const State *state, int code);
-/* the same exception as error_raise(), as an object; NULL with another exception set */
-PyObject *error_new(const State *state, int result, const char *text);
+PyObject *py_error_class(const State *state, int code);
+/* the same exception as py_error_raise(), as an object; NULL with another exception set */
+PyObject *py_error_new(const State *state, int result, const char *text);
 
 /* ---- dtype.c ---- */
 
@@ -85,13 +85,13 @@ struct Dtype {
 	uint8_t dlpack_code;
 };
 
-extern const Dtype dtype_bytes;
+extern const Dtype py_dtype_bytes;
 /* @value: a name, or anything that has one: numpy.dtype, numpy.float32, torch.float32, float */
-const Dtype *dtype_parse(PyObject *value);
+const Dtype *py_dtype_parse(PyObject *value);
 /* an int or a sequence of them; returns how many, or -1 with an exception set */
-int shape_parse(PyObject *value, Py_ssize_t ret[static DIMENSIONS_MAX]);
+int py_shape_parse(PyObject *value, Py_ssize_t ret[static DIMENSIONS_MAX]);
 /* bytes of an array, or -1 with an exception set */
-int shape_bytes(const Dtype *dtype, int n, const Py_ssize_t *shape, uint64_t *ret);
+int py_shape_bytes(const Dtype *dtype, int n, const Py_ssize_t *shape, uint64_t *ret);
 
 /* ---- memory.c ---- */
 
@@ -110,15 +110,15 @@ struct Memory {
 	bool is_view;
 };
 
-int memory_init_type(State *state, PyObject *module);
+int py_memory_init_type(State *state, PyObject *module);
 /* one dimension of bytes */
-void memory_init_bytes(Memory *memory, State *state, void *data, uint64_t size, bool read_only);
+void py_memory_init_bytes(Memory *memory, State *state, void *data, uint64_t size, bool read_only);
 /* copies @shape */
-int memory_set_shape(Memory *memory, const Dtype *dtype, int n, const Py_ssize_t *shape);
-void memory_deinit(Memory *memory);
+int py_memory_set_shape(Memory *memory, const Dtype *dtype, int n, const Py_ssize_t *shape);
+void py_memory_deinit(Memory *memory);
 /* -1 with an exception set when there is nothing to look at */
-int memory_export(Memory *memory);
-void memory_unexport(Memory *memory);
+int py_memory_export(Memory *memory);
+void py_memory_unexport(Memory *memory);
 /* nobody may look at it any more */
 static inline bool memory_is_over(const Memory *memory) {
 	return memory->closed && !memory->n_exports && !memory->pinned;
@@ -126,8 +126,8 @@ static inline bool memory_is_over(const Memory *memory) {
 
 /* ---- dlpack.c ---- */
 
-PyObject *memory_dlpack(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
-PyObject *memory_dlpack_device(PyObject *self, PyObject *unused);
+PyObject *py_memory_dlpack(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
+PyObject *py_memory_dlpack_device(PyObject *self, PyObject *unused);
 
 /* ---- broker.c ---- */
 
@@ -140,16 +140,16 @@ struct Broker {
 	Broker *next, **link;
 };
 
-int broker_init_type(State *state, PyObject *module);
-PyObject *broker_connect(PyObject *module, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
+int py_broker_init_type(State *state, PyObject *module);
+PyObject *py_broker_connect(PyObject *module, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
 /* for the time before the interpreter ends: nobody waits for a broker that is away */
-PyObject *broker_at_exit(PyObject *module, PyObject *unused);
+PyObject *py_broker_at_exit(PyObject *module, PyObject *unused);
 /* a call begins; -1 with an exception set when the broker is closed */
-int broker_use(Broker *broker);
-void broker_unuse(Broker *broker);
+int py_broker_use(Broker *broker);
+void py_broker_unuse(Broker *broker);
 
 /*
- * Evaluates @call, which sets @result, without the GIL; after broker_use(). A sentence that the library leaves is this
+ * Evaluates @call, which sets @result, without the GIL; after py_broker_use(). A sentence that the library leaves is this
  * thread's, and still there afterwards.
  */
 #define WITHOUT_GIL(call)                                     \
@@ -161,31 +161,31 @@ void broker_unuse(Broker *broker);
 
 /* ---- region.c ---- */
 
-int region_init_type(State *state, PyObject *module);
-PyObject *region_create(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
-PyObject *region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
+int py_region_init_type(State *state, PyObject *module);
+PyObject *py_region_create(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
+PyObject *py_region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
 /* retires what the broker's client has made and not kept, without waiting for anything to be given back */
-void regions_retire(Broker *broker);
+void py_regions_retire(Broker *broker);
 /* nobody looks at it any more, and nobody may: unmaps; what was neither retired nor kept is retired now */
-void region_over(Memory *memory);
-extern const char region_create_doc[], region_adopt_doc[];
+void py_region_over(Memory *memory);
+extern const char py_region_create_doc[], py_region_adopt_doc[];
 
 /* ---- lease.c ---- */
 
-int lease_init_types(State *state, PyObject *module);
-PyObject *lease_get(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
-PyObject *lease_lookup(PyObject *self, PyObject *name);
+int py_lease_init_types(State *state, PyObject *module);
+PyObject *py_lease_get(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
+PyObject *py_lease_lookup(PyObject *self, PyObject *name);
 /* nobody looks at it any more, and nobody may: gives it back */
-void lease_over(Memory *memory);
-extern const char lease_get_doc[], lease_lookup_doc[];
+void py_lease_over(Memory *memory);
+extern const char py_lease_get_doc[], py_lease_lookup_doc[];
 
 /* ---- list.c ---- */
 
-int list_init_types(State *state, PyObject *module);
-PyObject *list_status(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
-PyObject *list_clients(PyObject *self, PyObject *unused);
-PyObject *list_stats(PyObject *self, PyObject *with_accounts);
-PyObject *list_info(PyObject *self, PyObject *unused);
-PyObject *list_unregister(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
-PyObject *list_unregister_all(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
-extern const char list_unregister_doc[], list_unregister_all_doc[];
+int py_list_init_types(State *state, PyObject *module);
+PyObject *py_list_status(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
+PyObject *py_list_clients(PyObject *self, PyObject *unused);
+PyObject *py_list_stats(PyObject *self, PyObject *with_accounts);
+PyObject *py_list_info(PyObject *self, PyObject *unused);
+PyObject *py_list_unregister(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
+PyObject *py_list_unregister_all(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
+extern const char py_list_unregister_doc[], py_list_unregister_all_doc[];

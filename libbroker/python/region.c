@@ -30,7 +30,7 @@ static void region_unlink(Region *region) {
 	region->link = NULL;
 }
 
-void region_over(Memory *memory) {
+void py_region_over(Memory *memory) {
 	Region *region = (Region *)memory;
 	struct shmb_region *owned = region->region;
 	Broker *broker = region->broker;
@@ -41,16 +41,16 @@ void region_over(Memory *memory) {
 	region->region = NULL;
 	memory->data = NULL;
 	WITHOUT_GIL(shmb_region_free(owned));
-	broker_unuse(broker);
+	py_broker_unuse(broker);
 }
 
 static void region_dealloc(PyObject *self) {
 	Region *region = (Region *)self;
 	PyTypeObject *type = Py_TYPE(self);
 
-	region_over(&region->memory);
+	py_region_over(&region->memory);
 	Py_DECREF(region->broker);
-	memory_deinit(&region->memory);
+	py_memory_deinit(&region->memory);
 	PyObject_Free(self);
 	Py_DECREF(type);
 }
@@ -78,7 +78,7 @@ static int acl_parse(PyObject *value, const char *name, uint32_t ret[static ACL_
 	for (Py_ssize_t i = 0; !r && i < count; ++i) {
 		PyObject *item = PySequence_GetItem(value, i);
 
-		r = item ? argument_uint32(item, name, &ret[i]) : -1;
+		r = item ? py_argument_uint32(item, name, &ret[i]) : -1;
 		Py_XDECREF(item);
 	}
 	*n = (uint32_t)count;
@@ -91,7 +91,7 @@ static int huge_parse(PyObject *value, uint32_t *ret) {
 	if (!value || value == Py_False)
 		return 0;
 	if (PyUnicode_Check(value)) {
-		if (argument_text(value, "huge_pages", &text))
+		if (py_argument_text(value, "huge_pages", &text))
 			return -1;
 		if (!strcmp(text, "2M") || !strcmp(text, "1G")) {
 			*ret = *text == '2' ? SHMB_HUGE_2M : SHMB_HUGE_1G;
@@ -115,11 +115,11 @@ static int options_parse(PyObject *const values[static 6], Options *ret) {
 	uint64_t principal = UINT64_MAX;
 
 	*options = (struct shmb_region_options){ .struct_size = sizeof(*options) };
-	if (argument_bool(values[0], &keep) || argument_bool(values[1], &replace) ||
-	    argument_bool(values[2], &read_only) ||
+	if (py_argument_bool(values[0], &keep) || py_argument_bool(values[1], &replace) ||
+	    py_argument_bool(values[2], &read_only) ||
 	    acl_parse(values[3], "allowed_uids", ret->uids, &options->n_allowed_uids) ||
 	    acl_parse(values[4], "allowed_gids", ret->gids, &options->n_allowed_gids) ||
-	    argument_uint64(values[5], "principal", &principal))
+	    py_argument_uint64(values[5], "principal", &principal))
 		return -1;
 	options->flags = (keep ? SHMB_REGION_OPT_KEEP : 0) | (replace ? SHMB_REGION_OPT_REPLACE : 0) |
 			 (read_only ? SHMB_REGION_OPT_READ_ONLY : 0);
@@ -144,17 +144,17 @@ typedef struct Layout {
 static int layout_parse(PyObject *const values[static 3], Layout *ret) {
 	uint64_t asked = 0;
 
-	*ret = (Layout){ .dtype = &dtype_bytes, .n = -1 };
+	*ret = (Layout){ .dtype = &py_dtype_bytes, .n = -1 };
 	if (values[1]) {
-		ret->dtype = dtype_parse(values[1]);
+		ret->dtype = py_dtype_parse(values[1]);
 		if (!ret->dtype)
 			return -1;
 	}
-	if (argument_uint64(values[2], "nbytes", &asked))
+	if (py_argument_uint64(values[2], "nbytes", &asked))
 		return -1;
 	if (values[0]) {
-		ret->n = shape_parse(values[0], ret->shape);
-		if (ret->n < 0 || shape_bytes(ret->dtype, ret->n, ret->shape, &ret->size))
+		ret->n = py_shape_parse(values[0], ret->shape);
+		if (ret->n < 0 || py_shape_bytes(ret->dtype, ret->n, ret->shape, &ret->size))
 			return -1;
 		if (!ret->size) {
 			PyErr_SetString(PyExc_ValueError, "the shape has no elements");
@@ -190,10 +190,11 @@ static PyObject *region_new(Broker *broker, struct shmb_region *owned, Layout *l
 	WITHOUT_GIL(data = shmb_region_get_data(owned));
 	if (!region) {
 		WITHOUT_GIL(shmb_region_free(owned));
-		broker_unuse(broker);
+		py_broker_unuse(broker);
 		return NULL;
 	}
-	memory_init_bytes(&region->memory, broker->state, data, size, data && !is_writable(shmb_region_get_fd(owned)));
+	py_memory_init_bytes(&region->memory, broker->state, data, size,
+			     data && !is_writable(shmb_region_get_fd(owned)));
 	region->broker = (Broker *)Py_NewRef((PyObject *)broker);
 	region->region = owned;
 	region->generation = shmb_region_get_generation(owned);
@@ -210,15 +211,15 @@ static PyObject *region_new(Broker *broker, struct shmb_region *owned, Layout *l
 		layout->shape[0] = (Py_ssize_t)(size / layout->dtype->size);
 	}
 	/* the bytes that a shape leaves over are not seen; nbytes says how many there are to see */
-	if (shape_bytes(layout->dtype, layout->n, layout->shape, &region->memory.size) ||
-	    memory_set_shape(&region->memory, layout->dtype, layout->n, layout->shape)) {
+	if (py_shape_bytes(layout->dtype, layout->n, layout->shape, &region->memory.size) ||
+	    py_memory_set_shape(&region->memory, layout->dtype, layout->n, layout->shape)) {
 		Py_DECREF((PyObject *)region);
 		return NULL;
 	}
 	return (PyObject *)region;
 }
 
-const char region_create_doc[] =
+const char py_region_create_doc[] =
 	"create($self, name, shape=None, dtype=None, *, nbytes=None, keep=False, replace=False,\n"
 	"       read_only=False, populate=False, huge_pages=None, numa_node=None, allowed_uids=None,\n"
 	"       allowed_gids=None, principal=None)\n--\n\n"
@@ -233,7 +234,7 @@ const char region_create_doc[] =
 	"Raises AlreadyExists, BadName, QuotaExceeded, NoSlots, NoFds, PermissionDenied, Reserved; OSError when the machine is "
 	"short of memory or fds; ValueError, TypeError.";
 
-PyObject *region_create(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
+PyObject *py_region_create(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
 	enum {
 		NAME,
 		SHAPE,
@@ -267,10 +268,11 @@ PyObject *region_create(PyObject *self, PyObject *const *arguments, Py_ssize_t n
 	Layout layout;
 	int r;
 
-	if (arguments_parse(&signature, arguments, n, keywords, values) || argument_text(values[NAME], "name", &name) ||
-	    layout_parse(&values[SHAPE], &layout) || options_parse(&values[KEEP], &options) ||
-	    argument_bool(values[POPULATE], &populate) || huge_parse(values[HUGE_PAGES], &options.options.huge_pages) ||
-	    argument_uint32(values[NODE], "numa_node", &node))
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
+	    py_argument_text(values[NAME], "name", &name) || layout_parse(&values[SHAPE], &layout) ||
+	    options_parse(&values[KEEP], &options) || py_argument_bool(values[POPULATE], &populate) ||
+	    huge_parse(values[HUGE_PAGES], &options.options.huge_pages) ||
+	    py_argument_uint32(values[NODE], "numa_node", &node))
 		return NULL;
 	if (!values[SHAPE] && !values[NBYTES]) {
 		PyErr_SetString(PyExc_TypeError, "create() needs a shape or nbytes");
@@ -278,22 +280,22 @@ PyObject *region_create(PyObject *self, PyObject *const *arguments, Py_ssize_t n
 	}
 	options.options.flags |= populate ? SHMB_REGION_OPT_POPULATE : 0;
 	options.options.numa_node = node == UINT32_MAX ? 0 : node < INT32_MAX ? (int32_t)node + 1 : INT32_MAX;
-	if (broker_use(broker))
+	if (py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(r = shmb_region_create(broker->client, name, layout.size, &options.options, &owned));
 	if (r) {
-		broker_unuse(broker);
-		return error_raise(broker->state, r);
+		py_broker_unuse(broker);
+		return py_error_raise(broker->state, r);
 	}
 	return region_new(broker, owned, &layout, &options);
 }
 
-const char region_adopt_doc[] =
+const char py_region_adopt_doc[] =
 	"_adopt($self, name, fd, shape=None, dtype=None, *, nbytes=None, offset=0, keep=False,\n"
 	"       replace=False, read_only=False, allowed_uids=None, allowed_gids=None, principal=None)\n--\n\n"
 	"Registers memory that exists, by its fd, which is borrowed.";
 
-PyObject *region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
+PyObject *py_region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
 	enum {
 		NAME,
 		FD,
@@ -325,9 +327,9 @@ PyObject *region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t n,
 	long fd;
 	int r;
 
-	if (arguments_parse(&signature, arguments, n, keywords, values) || argument_text(values[NAME], "name", &name) ||
-	    layout_parse(&values[SHAPE], &layout) || options_parse(&values[KEEP], &options) ||
-	    argument_uint64(values[OFFSET], "offset", &offset))
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
+	    py_argument_text(values[NAME], "name", &name) || layout_parse(&values[SHAPE], &layout) ||
+	    options_parse(&values[KEEP], &options) || py_argument_uint64(values[OFFSET], "offset", &offset))
 		return NULL;
 	fd = PyLong_AsLong(values[FD]);
 	if (fd == -1 && PyErr_Occurred())
@@ -336,13 +338,13 @@ PyObject *region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t n,
 		PyErr_SetString(PyExc_ValueError, "that is no file descriptor");
 		return NULL;
 	}
-	if (broker_use(broker))
+	if (py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(
 		r = shmb_region_adopt(broker->client, name, (int)fd, offset, layout.size, &options.options, &owned));
 	if (r) {
-		broker_unuse(broker);
-		return error_raise(broker->state, r);
+		py_broker_unuse(broker);
+		return py_error_raise(broker->state, r);
 	}
 	return region_new(broker, owned, &layout, &options);
 }
@@ -370,17 +372,17 @@ static PyObject *region_retire(PyObject *self, PyObject *const *arguments, Py_ss
 	bool wait = false;
 	int timeout = -1, r;
 
-	if (arguments_parse(&signature, arguments, n, keywords, values) || argument_mode(values[0], &mode) ||
-	    argument_bool(values[1], &wait) || argument_timeout(values[2], &timeout))
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) || py_argument_mode(values[0], &mode) ||
+	    py_argument_bool(values[1], &wait) || py_argument_timeout(values[2], &timeout))
 		return NULL;
 	if (!region->region || region->retired) {
-		PyErr_SetString(error_class(region->memory.state, SHMB_E_STALE), "the region was retired before");
+		PyErr_SetString(py_error_class(region->memory.state, SHMB_E_STALE), "the region was retired before");
 		return NULL;
 	}
 	r = retire(region, mode | (wait ? SHMB_RETIRE_WAIT : 0), timeout);
 	if (r)
-		(void)error_raise(region->memory.state, r);
-	memory_unexport(&region->memory);
+		(void)py_error_raise(region->memory.state, r);
+	py_memory_unexport(&region->memory);
 	return r ? NULL : Py_NewRef(Py_None);
 }
 
@@ -399,13 +401,13 @@ static int region_end(Region *region) {
 	if (r == SHMB_E_STALE || r == SHMB_E_NOT_FOUND || r == SHMB_E_REVOKED)
 		r = 0;
 	if (r)
-		(void)error_raise(region->memory.state, r);
+		(void)py_error_raise(region->memory.state, r);
 	region->memory.closed = true;
-	memory_unexport(&region->memory);
+	py_memory_unexport(&region->memory);
 	return r ? -1 : 0;
 }
 
-void regions_retire(Broker *broker) {
+void py_regions_retire(Broker *broker) {
 	Region *region;
 
 	while ((region = broker->regions)) {
@@ -497,7 +499,7 @@ static PyMethodDef methods[] = {
 	{ NULL, NULL, 0, NULL },
 };
 
-int region_init_type(State *state, PyObject *module) {
+int py_region_init_type(State *state, PyObject *module) {
 	static PyType_Slot slots[] = {
 		{ Py_tp_dealloc, (void *)region_dealloc },
 		{ Py_tp_methods, methods },

@@ -40,6 +40,9 @@ uint64_t layout_registry_init(RegistryHeader *ret, uint32_t capacity, uint32_t s
 	at += layout_pages((uint64_t)session_capacity * sizeof(uint64_t));
 	ret->slots_offset = at;
 	at += layout_pages((uint64_t)capacity * sizeof(RegistrySlot));
+	ret->details_offset = at;
+	ret->detail_size = sizeof(RegistryDetail);
+	at += layout_pages((uint64_t)capacity * sizeof(RegistryDetail));
 	ret->total_size = at;
 	atomic_init(&ret->state, LAYOUT_OPEN);
 	return at;
@@ -87,6 +90,8 @@ int layout_registry_check(const RegistryHeader *header, uint64_t file_size) {
 	if (header->index_size != right.index_size || header->index_offset != right.index_offset)
 		return -EINVAL;
 	if (header->sessions_offset != right.sessions_offset || header->slots_offset != right.slots_offset)
+		return -EINVAL;
+	if (header->details_offset != right.details_offset || header->detail_size != right.detail_size)
 		return -EINVAL;
 	if (header->total_size != right.total_size || file_size != right.total_size)
 		return -EINVAL;

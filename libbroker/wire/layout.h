@@ -12,7 +12,8 @@
  *	page 0     RegistryHeader
  *	index      u64[index_size]: tag << 32 | slot + 1; 0 empty; LAYOUT_TOMBSTONE
  *	sessions   u64[session_capacity]: session id while attached, 0 when free or detached
- *	slots      RegistrySlot[capacity]
+ *	slots      RegistrySlot[capacity]: all that an acquire looks at, one cache line each
+ *	details    RegistryDetail[capacity]
  *
  * Lease page: one writer, the consumer's process; the broker maps it read-only and trusts it with nothing but
  * that consumer's own leases.
@@ -41,12 +42,14 @@
 
 #define LAYOUT_REGISTRY_MAGIC UINT64_C(0x67657262706d6873) /* "shmpbreg" */
 #define LAYOUT_LEASE_MAGIC UINT64_C(0x65736c62706d6873)	   /* "shmpblse" */
-#define LAYOUT_VERSION 1
+#define LAYOUT_VERSION 2
 #define LAYOUT_PAGE 4096
 #define LAYOUT_PROBE_MAX 64
 #define LAYOUT_TOMBSTONE UINT64_C(0xffffffff) /* tag 0, slot that cannot be */
 #define LAYOUT_CAPACITY_MAX (UINT32_C(1) << 20)
 #define LAYOUT_LANES_MAX 64
+#define LAYOUT_NAME_HEAD 32
+#define LAYOUT_NAME_REST 224
 #define LAYOUT_GENERATION_BITS 62 /* 22-bit boot epoch above a 40-bit counter */
 #define LAYOUT_COUNTER_BITS 40
 
@@ -69,7 +72,9 @@ typedef struct RegistryHeader {
 	uint64_t index_offset;
 	uint64_t sessions_offset;
 	uint64_t slots_offset;
-	uint8_t reserved[40];
+	uint64_t details_offset;
+	uint32_t detail_size;
+	uint8_t reserved[28];
 	/* a line of its own: these change */
 	_Atomic uint32_t state;
 	_Atomic uint32_t broker_cpu;	/* where the loop last ran, for spinning clients */
@@ -85,16 +90,22 @@ typedef struct RegistrySlot {
 	uint8_t kind;
 	uint8_t access;
 	_Atomic uint32_t flags;
-	char name[256];
+	char name[LAYOUT_NAME_HEAD]; /* its first bytes; the rest is in the detail */
+} RegistrySlot;
+
+typedef struct RegistryDetail {
+	char name_rest[LAYOUT_NAME_REST];
 	uint64_t object;
 	uint64_t object_size;
 	uint32_t owner; /* opaque number of the owner */
 	_Atomic uint32_t scan;
-	uint32_t ready_index; /* room for a ready sequence in a page that the owner writes */
-	uint32_t reserved;
-	uint64_t ready_object;
-	uint64_t reserved2[7];
-} RegistrySlot;
+	uint64_t reserved[9]; /* room, not only for a ready sequence in a page that the owner writes */
+} RegistryDetail;
+
+/* bytes of a name of @length that are in the slot */
+static inline size_t layout_name_head(size_t length) {
+	return length < LAYOUT_NAME_HEAD ? length : LAYOUT_NAME_HEAD;
+}
 
 typedef struct LaneCounter {
 	_Atomic uint32_t acquired;
@@ -118,7 +129,7 @@ typedef struct LeasePageHeader {
 
 _Static_assert(sizeof(RegistryHeader) == 192, "the header's changing part has a cache line of its own");
 _Static_assert(offsetof(RegistryHeader, state) == 128, "the header's changing part has a cache line of its own");
-_Static_assert(offsetof(RegistrySlot, name) == 32 && sizeof(RegistrySlot) == 384, "slots are whole cache lines");
+_Static_assert(sizeof(RegistrySlot) == 64 && sizeof(RegistryDetail) == 320, "whole cache lines");
 _Static_assert(sizeof(LaneCounter) == 8, "a lane is 8 bytes a slot");
 
 static inline uint64_t layout_word(uint64_t generation, uint32_t state) {
@@ -167,6 +178,10 @@ static inline _Atomic uint64_t *layout_sessions(const RegistryHeader *registry) 
 
 static inline RegistrySlot *layout_slots(const RegistryHeader *registry) {
 	return (RegistrySlot *)((uintptr_t)registry + registry->slots_offset);
+}
+
+static inline RegistryDetail *layout_details(const RegistryHeader *registry) {
+	return (RegistryDetail *)((uintptr_t)registry + registry->details_offset);
 }
 
 static inline _Atomic uint32_t *layout_rung(const LeasePageHeader *page) {

@@ -24,8 +24,8 @@
 #define BURST 256
 #define BLIND 1024 /* one of so many leases is asked for without looking first, while others are held */
 #define COLD_STORES 48
-#define HOLD_NS 15000 /* longer than the broker takes to tell an owner that a generation is gone */
-#define BURSTS_OF_A_THREAD 200
+#define HOLD_NS 15000	     /* longer than the broker takes to tell an owner that a generation is gone */
+#define BURSTS_OF_A_THREAD 8 /* it ends before its process is killed, mostly */
 #define GIVEN 8
 #define CHECKED 4 /* words of a window */
 

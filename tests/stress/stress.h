@@ -8,7 +8,7 @@
  * Each generation has a serial number, which is never used again and is all over its memory before it is registered.
  * Once the broker says that the generation is gone, its owner poisons the memory, which then waits to serve another
  * generation, of whatever name. Whoever sees poison, or the serial number of another generation, under a lease has
- * been granted what the broker held to be free.
+ * been granted what the broker held to be free; whoever finds the memory unmapped under a lease dies of it.
  *
  * Shared is in memory that the supervisor made before it forked the others. Owners write what they know of their
  * generations, consumers look it up; both count.
@@ -47,7 +47,7 @@ enum {
 	WRONG_CHANGED, /* the memory was another one at the end of a lease than at its begin */
 	WRONG_GRANTED, /* a lease on a generation that was gone, or revoked, before it was asked for */
 	WRONG_REVOKED, /* a lease that was taken back although nobody revoked */
-	WRONG_CRASHED, /* a consumer died of a signal that was not ours */
+	WRONG_CRASHED, /* a consumer died of a signal that was not ours: memory was unmapped under a lease */
 	_WRONG_N,
 };
 

@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 
-from protocol_client import ANY_UID, DEADLINE, READ, Client, memory, register_entry, reopen
+from protocol_client import ANY_UID, DEADLINE, ERROR_NAMES, READ, Client, Refused, Unanswered, memory, register_entry, reopen
 from sandbox import deny
 
 ROOT = os.geteuid() == 0
@@ -128,11 +128,11 @@ class PeerClient(Client):
 
     def __init__(self, path, deadline=DEADLINE):
         super().__init__(path, deadline)
-        self.path, self.memories, self.page, self.kept = path, {}, None, []
+        self.memories, self.page, self.kept = {}, None, []
 
     def give(self, name, size=8192, read_only=True, fill=b"", memory_args=None, **fields):
         """Makes memory and registers all of it (or what the fields say)."""
-        fd = memory(size, fill=fill, **(memory_args or {}))
+        fd = self.memories[name] if self.repeats else memory(size, fill=fill, **(memory_args or {}))
         self.memories[name] = fd
         read_only_fd = reopen(fd) if read_only else None
         try:
@@ -208,6 +208,48 @@ class PeerClient(Client):
         if seals & fcntl.F_SEAL_WRITE:
             self.page.page.close()
         fcntl.fcntl(self.page.page_fd, fcntl.F_ADD_SEALS, seals)
+
+    def only_send(self, method, *args, **how):
+        """Makes a request without waiting for the answer."""
+        self.only_sends = True
+        try:
+            getattr(self, method)(*args, **how)
+        except Unanswered:
+            pass
+        finally:
+            self.only_sends = False
+        return self.serial
+
+    def repeat(self, serial, method, *args, **how):
+        """Makes a request once more, under its old serial, on a later connection of the session."""
+        self.repeats = serial
+        return getattr(self, method)(*args, **how)
+
+    def last_serial(self):
+        return self.serial
+
+    def resume_fields(self):
+        """What HELLO says to resume this session."""
+        return {field: self.session[field] for field in ("roles", "session", "token", "epoch")}
+
+    def hello_beside(self, **fields):
+        """Another connection of this process; it is kept."""
+        beside = Client(self.path)
+        self.kept.append(beside)
+        return beside.hello(**fields)
+
+    def hello_of_child(self, **fields):
+        """The name of what a child of this process is refused with; None when it is not."""
+        pid = os.fork()
+        if not pid:
+            code = 0
+            try:
+                Client(self.path).hello(**fields)
+            except Refused as refused:
+                code = refused.code
+            finally:
+                os._exit(code)
+        return ERROR_NAMES.get(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
     def page_do(self, method, *args, **how):
         """Calls a method of the lease page."""
@@ -297,11 +339,8 @@ class Broker:
             if denied:
                 deny(*denied)
 
-        program = [BUILD / "shmbrokerd", f"--loop={loop}", f"--socket={self.socket}", f"--config={directory / 'conf'}"]
-        with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                            preexec_fn=prepare, cwd="/")
-        self.pid = self.process.pid
+        self.arguments = [f"--loop={loop}", f"--socket={self.socket}", f"--config={directory / 'conf'}"]
+        self.launch(prepare)
         until(lambda: self.process.poll() is not None or self.socket.exists(), "the socket")
         assert self.process.poll() is None, self.log()
         until(self._listens, self.log)
@@ -312,6 +351,17 @@ class Broker:
         self.fds_at_start = self.fds() - 1 - sum("pidfd" in name for name in self.fd_names()) if ROOT else 0
         first.kill()
         until(lambda: self.fds() == self.fds_at_start, lambda: f"{self.fds()} fds, {self.fds_at_start} at the start")
+
+    def launch(self, prepare):
+        """Starts the program; @prepare runs in its process before."""
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen([BUILD / "shmbrokerd", *self.arguments], stdin=subprocess.DEVNULL, stdout=log,
+                                            stderr=log, preexec_fn=prepare, cwd="/")
+
+    @property
+    def pid(self):
+        """Of the broker itself."""
+        return self.process.pid
 
     def _listens(self):
         try:

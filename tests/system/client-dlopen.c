@@ -2,8 +2,8 @@
 
 /*
  * A program that loads the library while it runs, as Python does, for test_dlopen.py: client-dlopen SOCKET LIBRARY.
- * Its threads are older than the library, so what the library keeps for each thread must find room in them. Ends
- * with 0 when all went as it must, else says what did not.
+ * Its threads are older than the library, so what the library keeps for each thread must find room in them; they take
+ * and release leases, and outlive it. Ends with 0 when all went as it must, else says what did not.
  */
 
 #include <dlfcn.h>
@@ -39,7 +39,7 @@ typedef struct Library {
 
 static Library library;
 static struct shmb_client *client;
-static pthread_barrier_t loaded;
+static pthread_barrier_t step; /* threads and main() go on together */
 
 static void check_that(int is_true, const char *what, int line) {
 	if (is_true)
@@ -75,17 +75,21 @@ static void *use(void *data) {
 	struct shmb_handle handle;
 	struct shmb_lease lease;
 
-	/* until the library is loaded */
-	pthread_barrier_wait(&loaded);
-	check(!library.handle_open(client, "r", &handle));
-	for (int i = 0; i < ROUNDS; ++i) {
-		if (i & 1)
-			check(!library.get_by_handle(client, &handle, 0, SHMB_REST, SHMB_READ, &lease));
-		else
-			check(!library.get_by_name(client, "r", 0, SHMB_REST, SHMB_READ, &lease));
-		check(!memcmp(lease.address, "content", 7));
-		check(!library.lease_release(&lease));
+	for (int i = 0; i < LOADS; ++i) {
+		pthread_barrier_wait(&step);
+		check(!library.handle_open(client, "r", &handle));
+		for (int j = 0; j < ROUNDS; ++j) {
+			if (j & 1)
+				check(!library.get_by_handle(client, &handle, 0, SHMB_REST, SHMB_READ, &lease));
+			else
+				check(!library.get_by_name(client, "r", 0, SHMB_REST, SHMB_READ, &lease));
+			check(!memcmp(lease.address, "content", 7));
+			check(!library.lease_release(&lease));
+		}
+		pthread_barrier_wait(&step);
 	}
+	/* the library is closed */
+	pthread_barrier_wait(&step);
 	return data;
 }
 
@@ -104,24 +108,26 @@ int main(int argc, char **argv) {
 
 	if (argc != 3)
 		return 2;
-	check(!pthread_barrier_init(&loaded, NULL, THREADS + 1));
+	check(!pthread_barrier_init(&step, NULL, THREADS + 1));
+	for (int i = 0; i < THREADS; ++i)
+		check(!pthread_create(&threads[i], NULL, use, NULL));
 	for (int i = 0; i < LOADS; ++i) {
-		for (int j = 0; j < THREADS; ++j)
-			check(!pthread_create(&threads[j], NULL, use, NULL));
 		load(argv[2]);
 		check(!library.client_new(&client, argv[1], SHMB_ROLE_OWNER | SHMB_ROLE_CONSUMER, 0));
 		check(!library.region_create(client, "r", 4096, NULL, &region));
 		memcpy(library.region_get_data(region), "content", 7);
-		pthread_barrier_wait(&loaded);
-		for (int j = 0; j < THREADS; ++j)
-			check(!pthread_join(threads[j], NULL));
+		pthread_barrier_wait(&step);
+		pthread_barrier_wait(&step);
 		/* every lease was counted, or it would wait */
 		check(!library.region_retire(region, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, 10000));
 		library.region_free(region);
 		library.client_free(client);
 		check(!dlclose(library.loaded));
-		/* nothing of it is called any more */
 		check_fork();
 	}
+	/* threads that have used it end after it */
+	pthread_barrier_wait(&step);
+	for (int i = 0; i < THREADS; ++i)
+		check(!pthread_join(threads[i], NULL));
 	return 0;
 }

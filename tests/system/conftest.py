@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from broker import Broker  # noqa: E402  pylint: disable=wrong-import-position
+from restart import LastingBroker  # noqa: E402  pylint: disable=wrong-import-position
 
 
 @pytest.fixture(params=["io_uring", "epoll"])
@@ -23,9 +24,9 @@ def start(loop):
     """Starts brokers of which the test says the configuration; each is checked at the end."""
     brokers, directories = [], []
 
-    def start_one(**how):
+    def start_one(kind=Broker, **how):
         directories.append(tempfile.TemporaryDirectory(prefix="shmb"))
-        brokers.append(Broker(pathlib.Path(directories[-1].name), loop, **how))
+        brokers.append(kind(pathlib.Path(directories[-1].name), loop, **how))
         return brokers[-1]
 
     yield start_one
@@ -45,3 +46,9 @@ def start(loop):
 def broker(start):
     """A broker with the default configuration."""
     return start()
+
+
+@pytest.fixture
+def lasting(start):
+    """One that a restart does not end, with the default configuration."""
+    return start(kind=LastingBroker)

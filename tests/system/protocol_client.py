@@ -99,6 +99,10 @@ class Disconnected(Exception):
     """The broker has ended the connection."""
 
 
+class Unanswered(Exception):
+    """The answer was not to be waited for."""
+
+
 def padded(data):
     return data + bytes(-len(data) % 8)
 
@@ -159,12 +163,16 @@ class Client:
     """A connection. Requests are answered in order of call(); events that come between are kept in .events."""
 
     def __init__(self, path, deadline=DEADLINE):
-        self.deadline, self.serial, self.events, self.late = deadline, 0, [], {}
+        self.path, self.deadline, self.serial, self.events, self.late = path, deadline, 0, [], {}
+        self.repeats, self.only_sends = None, False
+        self.connect()
+
+    def connect(self):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # a full backlog makes a connect wait only when it blocks
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", deadline, 0))
-        self.socket.connect(str(path))
-        self.socket.settimeout(deadline)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", self.deadline, 0))
+        self.socket.connect(str(self.path))
+        self.socket.settimeout(self.deadline)
 
     def close(self):
         self.socket.close()
@@ -204,12 +212,18 @@ class Client:
 
     def send(self, opcode, body=b"", fds=()):
         """Sends a request and returns its serial."""
-        self.serial += 1
-        self.send_raw(message(opcode, body, self.serial), fds)
-        return self.serial
+        if self.repeats:
+            serial, flags, self.repeats = self.repeats, FLAG["RETRY"], None
+        else:
+            self.serial += 1
+            serial, flags = self.serial, 0
+        self.send_raw(message(opcode, body, serial, flags), fds)
+        return serial
 
     def wait(self, serial, deadline=None):
         """The reply to @serial: (header, body, fds); Refused when it is an error."""
+        if self.only_sends:
+            raise Unanswered
         while serial not in self.late:
             header, body, fds = self.receive(deadline)
             if header["flags"] & FLAG["EVENT"]:
@@ -264,6 +278,25 @@ class Client:
         _, body, _ = self.call("HELLO", request)
         self.session = STRUCTS["HelloReply"].unpack(body)
         return self.session
+
+    def resume(self, **fields):
+        """Goes on with the session on a new connection, as soon as a broker takes it."""
+        old, end = self.session, time.monotonic() + self.deadline
+        asked = {"roles": old["roles"], "session": old["session"], "token": old["token"], "epoch": old["epoch"], **fields}
+        while True:
+            self.socket.close()
+            try:
+                self.connect()
+                reply = self.hello(**asked)
+                break
+            except (ConnectionError, Disconnected, FileNotFoundError):
+                assert time.monotonic() < end, "no broker"
+            except Refused as refused:
+                if refused.name not in ("AGAIN", "BUSY") or time.monotonic() > end:
+                    raise
+            time.sleep(0.005)
+        assert reply["flags"] == NUMBERS["HELLO_REPLY"]["RESUMED"], reply
+        return reply
 
     def ping(self, payload=1):
         _, body, _ = self.call("PING", STRUCTS["Ping"].pack(payload=payload))
@@ -464,7 +497,7 @@ class LeasePage:
             slot = (word & 0xFFFFFFFF) - 1
             if word >> 32 == value >> 32 and slot < self.header["capacity"]:
                 found = self.slot(slot)
-                if found["name"][: found["name_length"]] == name and found["word"]:
+                if found["name"] == name and found["word"]:
                     return slot
         return None
 
@@ -472,7 +505,12 @@ class LeasePage:
         return self.header["slots_offset"] + slot * self.header["slot_size"]
 
     def slot(self, slot):
-        return STRUCTS["RegistrySlot"].unpack(self.registry, self.slot_at(slot))
+        """The fields of both halves, the name in one piece."""
+        found = STRUCTS["RegistrySlot"].unpack(self.registry, self.slot_at(slot))
+        detail = STRUCTS["RegistryDetail"].unpack(
+            self.registry, self.header["details_offset"] + slot * self.header["detail_size"])
+        name = (found["name"] + detail["name_rest"])[: found["name_length"]]
+        return {**found, **detail, "name": name}
 
     def word(self, slot):
         """(generation, state)"""

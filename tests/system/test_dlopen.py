@@ -8,7 +8,7 @@ from programs import program
 
 
 def test_threads_are_older_than_the_library(broker):
-    """Their leases count, and it can be unloaded and loaded again."""
+    """Their leases count, and they may end after the library was closed."""
     library = BUILD / ".libs/libshmbroker.so"
     done = subprocess.run([program("client-dlopen"), broker.socket, library], stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=6 * DEADLINE, preexec_fn=lambda: become(OWNER))

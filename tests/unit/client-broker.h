@@ -88,6 +88,10 @@ struct FakeBroker {
 	FakeRequest log[FAKE_LOG_MAX];
 };
 
+static inline RegistryDetail *fake_detail(FakeBroker *broker, uint32_t slot) {
+	return layout_details((RegistryHeader *)broker->registry) + slot;
+}
+
 static inline RegistrySlot *fake_slot(FakeBroker *broker, uint32_t slot) {
 	return layout_slots((RegistryHeader *)broker->registry) + slot;
 }
@@ -126,9 +130,11 @@ static inline void fake_register(FakeBroker *broker, uint32_t slot, uint64_t gen
 	broker->regions[slot] = region;
 	published->size = region.size;
 	published->offset = region.offset;
-	published->object = region.object;
+	fake_detail(broker, slot)->object = region.object;
 	published->name_length = (uint16_t)strlen(region.name);
-	memcpy(published->name, region.name, published->name_length);
+	memcpy(published->name, region.name, layout_name_head(published->name_length));
+	memcpy(fake_detail(broker, slot)->name_rest, region.name + layout_name_head(published->name_length),
+	       published->name_length - layout_name_head(published->name_length));
 	fake_set(broker, slot, generation, WIRE_STATE_ACTIVE);
 	while (layout_index(registry)[at] && (uint32_t)layout_index(registry)[at] != slot + 1)
 		at = (at + 1) & (registry->index_size - 1);

@@ -178,7 +178,7 @@ static inline void on_end(LoopConn *conn, int reason, int error) {
 	loop_conn_unlink(conn);
 }
 
-static inline Peer *peer_new(Fixture *f, bool may_pass_fds, void (*message)(Peer *peer, LoopMessage *message)) {
+static inline Peer *peer_new(Fixture *f, void (*message)(Peer *peer, LoopMessage *message)) {
 	Peer *peer = calloc(1, sizeof(*peer));
 	int pair[2];
 
@@ -189,7 +189,6 @@ static inline Peer *peer_new(Fixture *f, bool may_pass_fds, void (*message)(Peer
 	peer->conn = (LoopConn){
 		.fd = pair[0],
 		.owner_uid = 1000,
-		.may_pass_fds = may_pass_fds,
 		.on_message = on_message,
 		.on_end = on_end,
 	};

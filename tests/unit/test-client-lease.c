@@ -264,7 +264,7 @@ static void a_notice_is_sent_once_for_each_scan(void **state) {
 	settle();
 	assert_int_equal(asked(WIRE_OP_NOTIFY), 1);
 	/* the broker has looked, and found one lease */
-	atomic_fetch_add(&fake_slot(&fake, 0)->scan, 1);
+	atomic_fetch_add(&fake_detail(&fake, 0)->scan, 1);
 	assert_int_equal(fake_count(&fake, 0), 1);
 	give_back(&leases[2]);
 	settle();

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -30,7 +31,21 @@ static FakeBroker fake;
 static struct shmb_client *client;
 static int memory;
 
+static size_t fds_before;
+
+static size_t count_fds(void) {
+	DIR *directory = opendir("/proc/self/fd");
+	size_t n = 0;
+
+	assert_non_null(directory);
+	while (readdir(directory))
+		n++;
+	closedir(directory);
+	return n;
+}
+
 static int start_with(uint64_t features) {
+	fds_before = count_fds();
 	client = fake_start_with(&fake, features, WIRE_ATTACH_RMW, SHMB_FORCE_RMW);
 	memory = memfd_create("memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	assert_true(memory >= 0);
@@ -50,6 +65,7 @@ static int stop(void **state) {
 	(void)state;
 	fake_stop(&fake, client);
 	(void)close_fd(memory);
+	assert_int_equal(count_fds(), fds_before);
 	return 0;
 }
 
@@ -72,6 +88,16 @@ static struct shmb_lease get(const char *name) {
 
 	assert_int_equal(shmb_client_get_memory_info(client, name, 0, SHMB_REST, SHMB_READ, &lease), 0);
 	return lease;
+}
+
+/* somebody has tried for some time */
+static bool is_delayed(uint32_t ms) {
+	bool delayed;
+
+	pthread_mutex_lock(&client->io_lock);
+	delayed = client->away && client->resume.delay_ms > ms;
+	pthread_mutex_unlock(&client->io_lock);
+	return delayed;
 }
 
 static int ping(void) {
@@ -163,6 +189,8 @@ static void a_request_in_flight_is_answered_once(void **state) {
 	assert_int_equal(fake.last_hello.flags, 0);
 	assert_true(fake.last_hello.features & WIRE_FEATURE_RESUME);
 	assert_int_equal(asked(WIRE_OP_ATTACH), 1);
+	assert_int_equal(fcntl(client->fd, F_GETFD), FD_CLOEXEC);
+	assert_int_equal(fcntl(client->fd, F_GETFL) & O_NONBLOCK, 0);
 	/* what comes later is new */
 	assert_int_equal(ping(), 0);
 	assert_int_equal(logged(0, WIRE_OP_PING, pings), 3);
@@ -275,7 +303,7 @@ static void requests_wait_for_the_broker(void **state) {
 	fake_die(&fake);
 	for (int i = 0; i < THREADS; ++i)
 		asker_start(&askers[i], ping);
-	until(client->away && client->resume.delay_ms > 4);
+	until(is_delayed(4));
 	fake_come_back(&fake);
 	for (int i = 0; i < THREADS; ++i)
 		assert_int_equal(asker_end(&askers[i]), 0);
@@ -343,12 +371,13 @@ static void a_broker_that_ends_again_and_again(void **state) {
 	assert_int_equal(asker_end(&asker), 0);
 	assert_int_equal(fake.n_resumed, 6);
 
-	/* and one that does nothing else */
+	/* and one that does nothing else, which is left more and more time */
 	assert_int_equal(shmb_client_set_resume_timeout(client, 30), 0);
 	fake_die(&fake);
 	fake.n_hung_up_later = UINT32_MAX;
 	fake_come_back(&fake);
 	assert_int_equal(ping(), SHMB_E_AGAIN);
+	assert_true(fake.n_resumed <= 6 + 8);
 }
 
 /* ---- a session that is not taken up ---- */
@@ -539,7 +568,7 @@ static void who_only_reads_notices_nothing(void **state) {
 
 static void a_notice_that_met_no_broker_is_sent_later(void **state) {
 	struct shmb_lease lease = get("r");
-	uint32_t scan = atomic_load(&fake_slot(&fake, 0)->scan);
+	uint32_t scan = atomic_load(&fake_detail(&fake, 0)->scan);
 
 	(void)state;
 	assert_int_equal(shmb_client_set_resume_timeout(client, 0), 0);
@@ -644,7 +673,7 @@ static void in_a_loop(bool made_while_away) {
 			assert_int_equal(shmb_client_process(client), 0);
 			fd = shmb_client_get_fd(client);
 		}
-		until(turn(fd, DEADLINE_MS) && client->away && client->resume.delay_ms > 20);
+		until(turn(fd, DEADLINE_MS) && is_delayed(20));
 		/* it does not spin */
 		until(!turn(fd, 0));
 		fake_come_back(&fake);

@@ -100,9 +100,11 @@ static void test_registry_shape(void **state) {
 		assert_true(header.index_offset >= sizeof(header));
 		assert_true(header.index_offset + header.index_size * 8ull <= header.sessions_offset);
 		assert_true(header.sessions_offset + header.session_capacity * 8ull <= header.slots_offset);
-		assert_true(header.slots_offset + capacity * sizeof(RegistrySlot) <= size);
-		assert_true(header.slots_offset + capacity * sizeof(RegistrySlot) + LAYOUT_PAGE > size);
+		assert_true(header.slots_offset + capacity * sizeof(RegistrySlot) <= header.details_offset);
+		assert_true(header.details_offset + capacity * sizeof(RegistryDetail) <= size);
+		assert_true(header.details_offset + capacity * sizeof(RegistryDetail) + LAYOUT_PAGE > size);
 		assert_int_equal(header.slots_offset % 64, 0);
+		assert_int_equal(header.details_offset % 64, 0);
 		assert_int_equal(header.state, LAYOUT_OPEN);
 		assert_true(header.epoch == 77 && header.hash_seed[0] == 11 && header.hash_seed[1] == 13);
 		assert_int_equal(layout_registry_check(&header, size), 0);
@@ -144,7 +146,7 @@ static void test_registry_check(void **state) {
 	WRONG(magic, LAYOUT_LEASE_MAGIC);
 	WRONG(version, LAYOUT_VERSION + 1);
 	WRONG(header_size, sizeof(RegistryHeader) + 8);
-	WRONG(slot_size, sizeof(RegistrySlot) - 64);
+	WRONG(slot_size, sizeof(RegistrySlot) + 64);
 	WRONG(total_size, size + LAYOUT_PAGE);
 	WRONG(epoch, UINT64_MAX);
 	WRONG(capacity, 0);
@@ -157,6 +159,8 @@ static void test_registry_check(void **state) {
 	WRONG(index_offset, 0);
 	WRONG(sessions_offset, UINT64_MAX - 7);
 	WRONG(slots_offset, size);
+	WRONG(details_offset, 0);
+	WRONG(detail_size, sizeof(RegistryDetail) + 64);
 	WRONG(state, 0);
 	WRONG(state, LAYOUT_CLOSED + 1);
 #undef WRONG

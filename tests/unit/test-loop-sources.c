@@ -128,8 +128,8 @@ static void test_an_idle_loop_sleeps(void **state) {
 	Fixture *f = fixture(state);
 	Timed timed = { { .on_time = on_fired }, f };
 
-	(void)peer_new(f, true, NULL);
-	(void)peer_new(f, false, NULL);
+	(void)peer_new(f, NULL);
+	(void)peer_new(f, NULL);
 	run_once(f);
 	f->n_turns = 0;
 	loop_timer_set(f->loop, &timed.timer, loop_now(f->loop) + 50 * MS_NS);
@@ -289,8 +289,8 @@ static void test_free_unlinks_what_is_linked(void **state) {
 	assert_int_equal(loop_listener_link(f->loop, &listening.listener), 0);
 	assert_int_equal(loop_poll_link(f->loop, &polled.poll), 0);
 	loop_timer_set(f->loop, &timed.timer, UINT64_MAX);
-	(void)peer_new(f, true, NULL);
-	(void)peer_new(f, false, NULL);
+	(void)peer_new(f, NULL);
+	(void)peer_new(f, NULL);
 	run_once(f);
 	client = connect_to(&address);
 	peer_say(f->peers[0], 1);

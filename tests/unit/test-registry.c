@@ -99,7 +99,7 @@ static void a_published_region_is_found_and_a_released_one_is_not(void **state) 
 	slot = &layout_slots(fixture->seen)[region->slot];
 	assert_true(layout_word_grants(slot->word));
 	assert_int_equal(layout_word_generation(slot->word), region->generation);
-	assert_int_equal(slot->object, 7);
+	assert_int_equal(layout_details(fixture->seen)[region->slot].object, 7);
 
 	registry_release(&fixture->registry, region);
 	assert_int_equal(probe(fixture, "frame"), UINT32_MAX);

@@ -40,7 +40,7 @@ WIRE_STRUCTS(STRUCT)
 
 #define RegistryHeader_FIELDS(F)                                                \
 	F(u64, magic, "0x67657262706d6873")                                     \
-	F(u32, version, "layout version, 1")                                    \
+	F(u32, version, "layout version, 2")                                    \
 	F(u32, header_size, "bytes of this struct")                             \
 	F(u64, total_size, "bytes of the registry, whole pages")                \
 	F(u64, epoch, "boot epoch")                                             \
@@ -52,7 +52,9 @@ WIRE_STRUCTS(STRUCT)
 	F(u64, index_offset, "where the index begins")                          \
 	F(u64, sessions_offset, "where the session table begins")               \
 	F(u64, slots_offset, "where the slots begin")                           \
-	F(b40, reserved, "")                                                    \
+	F(u64, details_offset, "where the details begin")                       \
+	F(u32, detail_size, "bytes of a detail")                                \
+	F(b28, reserved, "")                                                    \
 	F(u32, state, "1 open, 2 closed: no acquire succeeds any more")         \
 	F(u32, broker_cpu, "where the broker last ran")                         \
 	F(u64, gone_sequence, "grows whenever a generation is gone or revoked") \
@@ -66,19 +68,19 @@ WIRE_STRUCTS(STRUCT)
 	F(u8, kind, "MEMORY, CUDA_IPC or CUDA_VMM")                      \
 	F(u8, access, "READ, WRITE")                                     \
 	F(u32, flags, "region flags")                                    \
-	F(b256, name, "name_length bytes of name")                       \
-	F(u64, object, "id of the memory")                               \
-	F(u64, object_size, "bytes of the whole memory")                 \
-	F(u32, owner, "opaque number of the owner")                      \
-	F(u32, scan, "scan number, for NOTIFY")                          \
-	F(u32, ready_index, "not used by this version")                  \
-	F(u32, reserved, "")                                             \
-	F(u64, ready_object, "not used by this version")                 \
-	F(b56, reserved2, "")
+	F(b32, name, "the first 32 bytes of name")
+
+#define RegistryDetail_FIELDS(F)                         \
+	F(b224, name_rest, "the rest of name")           \
+	F(u64, object, "id of the memory")               \
+	F(u64, object_size, "bytes of the whole memory") \
+	F(u32, owner, "opaque number of the owner")      \
+	F(u32, scan, "scan number, for NOTIFY")          \
+	F(b72, reserved, "")
 
 #define LeasePageHeader_FIELDS(F)                            \
 	F(u64, magic, "0x65736c62706d6873")                  \
-	F(u32, version, "layout version, 1")                 \
+	F(u32, version, "layout version, 2")                 \
 	F(u32, header_size, "bytes of this struct")          \
 	F(u64, total_size, "bytes of the page, whole pages") \
 	F(u64, session, "session id")                        \
@@ -104,7 +106,8 @@ WIRE_STRUCTS(STRUCT)
 	}
 
 LAYOUT_STRUCT(RegistryHeader, "begin of the registry", "")
-LAYOUT_STRUCT(RegistrySlot, "a slot of the registry", "")
+LAYOUT_STRUCT(RegistrySlot, "a slot of the registry: what an acquire looks at", "")
+LAYOUT_STRUCT(RegistryDetail, "the rest of a slot", "")
 LAYOUT_STRUCT(LeasePageHeader, "begin of a lease page", "")
 LAYOUT_STRUCT(LaneCounter, "the count of a slot in a lane", "")
 
@@ -115,6 +118,7 @@ int main(void) {
 	WIRE_STRUCTS(PRINT_STRUCT)
 	print_RegistryHeader();
 	print_RegistrySlot();
+	print_RegistryDetail();
 	print_LeasePageHeader();
 	print_LaneCounter();
 #define PRINT_OPCODE(_name, _value, _text) printf("opcode %s %u %s\n", #_name, (unsigned)(_value), _text);

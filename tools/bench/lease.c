@@ -5,7 +5,8 @@
  * process.
  *
  * A sample is nanoseconds of a pair, a thread. hot: one region again and again. uniform: regions in a random order
- * that is made before. Callers hold the names, which are the very same strings for the library and for the baseline.
+ * that is made before. Names and handles come as requests bring them, one after the other in memory, and are the very
+ * same strings for the library and for the baseline: what is measured is the table, not where its callers keep names.
  * What ran in between has left nothing of a case in the caches: each sample begins with as many operations, which do
  * not count, as there are regions.
  */
@@ -48,8 +49,7 @@ struct Pair {
 	Table *table;
 	const Kind *kind;
 	uint32_t threads;
-	const uint32_t *order;
-	uint32_t mask;					    /* of positions in it; 0: hot */
+	uint32_t mask;					    /* of positions in the requests; 0: hot */
 	uint32_t at[TEAM_MAX] __attribute__((aligned(64))); /* where each thread is in it; not moved while it counts */
 };
 
@@ -71,8 +71,12 @@ struct Table {
 	const BaselineName **baseline_names;
 	struct shmb_handle *handles;
 	Baseline *baseline;
+	/* what callers come with, in their order */
+	const char **requests;
+	const BaselineName **baseline_requests;
+	struct shmb_handle *handle_requests;
+	Baseline *request_names;
 	void *base; /* of the baseline's regions, which nobody reads */
-	uint32_t *order;
 	uint32_t order_mask;
 	bool asymmetric;
 	pthread_mutex_t floor_mutex;
@@ -84,13 +88,13 @@ struct Table {
 
 static void name_work(void *data, uint32_t member, uint64_t count) {
 	Pair *pair = data;
-	const char *const *names = pair->table->names;
+	const char *const *names = pair->table->requests;
 	struct shmb_client *client = pair->table->consumer;
 	uint32_t at = pair->at[member];
 	struct shmb_lease lease;
 
 	for (uint64_t i = 0; i < count; ++i) {
-		const char *name = names[pair->order[at++ & pair->mask]];
+		const char *name = names[at++ & pair->mask];
 
 		if (shmb_client_get_memory_info(client, name, 0, WINDOW, SHMB_READ, &lease) ||
 		    shmb_lease_release(&lease))
@@ -101,13 +105,13 @@ static void name_work(void *data, uint32_t member, uint64_t count) {
 
 static void handle_work(void *data, uint32_t member, uint64_t count) {
 	Pair *pair = data;
-	const struct shmb_handle *handles = pair->table->handles;
+	const struct shmb_handle *handles = pair->table->handle_requests;
 	struct shmb_client *client = pair->table->consumer;
 	uint32_t at = pair->at[member];
 	struct shmb_lease lease;
 
 	for (uint64_t i = 0; i < count; ++i) {
-		const struct shmb_handle *handle = &handles[pair->order[at++ & pair->mask]];
+		const struct shmb_handle *handle = &handles[at++ & pair->mask];
 
 		if (shmb_handle_get_memory_info(client, handle, 0, WINDOW, SHMB_READ, &lease) ||
 		    shmb_lease_release(&lease))
@@ -118,7 +122,7 @@ static void handle_work(void *data, uint32_t member, uint64_t count) {
 
 static void message_work(void *data, uint32_t member, uint64_t count) {
 	Pair *pair = data;
-	const char *const *names = pair->table->names;
+	const char *const *names = pair->table->requests;
 	struct shmb_client *client = pair->table->consumer;
 	uint32_t at = pair->at[member];
 	struct shmb_message_lease lease;
@@ -127,7 +131,7 @@ static void message_work(void *data, uint32_t member, uint64_t count) {
 	for (uint64_t i = 0; i < count; ++i) {
 		struct shmb_lookup_spec spec = {
 			.struct_size = sizeof(spec),
-			.name = names[pair->order[at++ & pair->mask]],
+			.name = names[at++ & pair->mask],
 			.size = WINDOW,
 			.access = SHMB_READ,
 		};
@@ -140,13 +144,13 @@ static void message_work(void *data, uint32_t member, uint64_t count) {
 
 static void baseline_work(void *data, uint32_t member, uint64_t count) {
 	Pair *pair = data;
-	const BaselineName *const *names = pair->table->baseline_names;
+	const BaselineName *const *names = pair->table->baseline_requests;
 	Baseline *baseline = pair->table->baseline;
 	uint32_t at = pair->at[member];
 	BaselineLease lease;
 
 	for (uint64_t i = 0; i < count; ++i) {
-		if (!baseline_get_memory_info(baseline, names[pair->order[at++ & pair->mask]], 0, WINDOW, &lease))
+		if (!baseline_get_memory_info(baseline, names[at++ & pair->mask], 0, WINDOW, &lease))
 			bench_die("the baseline has lost a region");
 		baseline_release(&lease);
 	}
@@ -278,6 +282,14 @@ static void table_use_once(Table *table) {
 	table->asymmetric = info.lease_mode == 1;
 }
 
+static void table_add_request(Table *table, uint32_t i, uint32_t region) {
+	if (!baseline_add_name(table->request_names, table->names[region]))
+		bench_die("out of memory");
+	table->baseline_requests[i] = baseline_name(table->request_names, i);
+	table->requests[i] = baseline_name_text(table->baseline_requests[i]);
+	table->handle_requests[i] = table->handles[region];
+}
+
 /* the same one for everyone; a fixed seed, so that runs are alike */
 static void table_make_order(Table *table) {
 	uint64_t state = 88172645463325252;
@@ -285,13 +297,18 @@ static void table_make_order(Table *table) {
 
 	while (n < table->n && n < ORDER_MAX)
 		n *= 2;
-	table->order = allocate(n, sizeof(*table->order));
 	table->order_mask = n - 1;
+	table->requests = allocate(n, sizeof(*table->requests));
+	table->baseline_requests = allocate(n, sizeof(*table->baseline_requests));
+	table->handle_requests = allocate(n, sizeof(*table->handle_requests));
+	table->request_names = baseline_new(n);
+	if (!table->request_names)
+		bench_die("out of memory");
 	for (uint32_t i = 0; i < n; ++i) {
 		state ^= state << 13;
 		state ^= state >> 7;
 		state ^= state << 17;
-		table->order[i] = (uint32_t)(state % table->n);
+		table_add_request(table, i, (uint32_t)(state % table->n));
 	}
 }
 
@@ -329,7 +346,10 @@ static void table_free(Table *table) {
 	(void)baseline_free(table->baseline);
 	(void)munmap(table->base, (size_t)table->n * WINDOW);
 	(void)pthread_mutex_destroy(&table->floor_mutex);
-	free(table->order);
+	(void)baseline_free(table->request_names);
+	free(table->handle_requests);
+	free(table->baseline_requests);
+	free(table->requests);
 	free(table->handles);
 	free(table->baseline_names);
 	free(table->names);
@@ -341,14 +361,12 @@ static void table_free(Table *table) {
 
 static void add_case(Table *table, BenchCase *cases, Pair *pairs, size_t at, const Kind *kind, bool uniform,
 		     uint32_t threads, int baseline) {
-	static const uint32_t first;
 	Pair *pair = &pairs[at];
 
 	*pair = (Pair){
 		.table = table,
 		.kind = kind,
 		.threads = threads,
-		.order = uniform ? table->order : &first,
 		.mask = uniform ? table->order_mask : 0,
 	};
 	for (uint32_t i = 0; i < TEAM_MAX; ++i)
