@@ -98,9 +98,8 @@ python_types = \
 	libbroker/python/shmbroker/py.typed
 
 if WITH_PYTHON
-shmbrokerexecdir = $(pyexecdir)/shmbroker
-shmbrokerexec_LTLIBRARIES = libbroker/python/_shmbroker.la
 shmbrokerpythondir = $(pyexecdir)/shmbroker
+shmbrokerpython_LTLIBRARIES = libbroker/python/_shmbroker.la
 shmbrokerpython_PYTHON = $(python_modules)
 shmbrokerpython_DATA = $(python_types)
 
@@ -118,11 +117,11 @@ libbroker_python__shmbroker_la_LIBADD = libclient.la
 
 # libtool has no name for the stable ABI: CPython finds _shmbroker.abi3.so only there
 install-stable-abi:
-	cd "$(DESTDIR)$(shmbrokerexecdir)" && mv -f _shmbroker.so _shmbroker.abi3.so && rm -f _shmbroker.la _shmbroker.a
+	cd "$(DESTDIR)$(shmbrokerpythondir)" && mv -f _shmbroker.so _shmbroker.abi3.so && rm -f _shmbroker.la _shmbroker.a
 
 uninstall-stable-abi:
-	rm -f "$(DESTDIR)$(shmbrokerexecdir)/_shmbroker.abi3.so"
-	-rmdir "$(DESTDIR)$(shmbrokerexecdir)" 2>/dev/null
+	rm -f "$(DESTDIR)$(shmbrokerpythondir)/_shmbroker.abi3.so"
+	-rmdir "$(DESTDIR)$(shmbrokerpythondir)" 2>/dev/null
 
 EXTRA_DIST += \
 	$(python_modules) \
