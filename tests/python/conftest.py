@@ -98,10 +98,16 @@ class Daemon:
 
 
 @pytest.fixture
-def daemon(monkeypatch):
+def config():
+    """More lines of the broker's configuration."""
+    return ""
+
+
+@pytest.fixture
+def daemon(monkeypatch, config):  # pylint: disable=redefined-outer-name
     """The broker of a test; connections find it by themselves."""
     with tempfile.TemporaryDirectory(prefix="shmb") as directory:
-        one = Daemon(directory)
+        one = Daemon(directory, config)
         monkeypatch.setenv("SHMBROKER_SOCKET", one.socket)
         try:
             yield one
