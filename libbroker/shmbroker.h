@@ -84,7 +84,8 @@ struct shmb_pool;
 /* access */
 #define SHMB_READ 1
 #define SHMB_WRITE 2
-#define SHMB_COPY 4 /* no pointer, only shmb_lease_copy_in() and _out(); works on unsealed memory */
+#define SHMB_COPY 4    /* no pointer, only shmb_lease_copy_in() and _out(); works on unsealed memory */
+#define SHMB_NO_WAIT 8 /* SHMB_E_AGAIN instead of asking the broker, which only mapped regions can do without */
 
 /* kinds of memory */
 #define SHMB_MEMORY_CPU 1
@@ -151,8 +152,9 @@ int shmb_client_get_info(struct shmb_client *client, struct shmb_client_info *re
 /*
  * For the caller's own loop: the fd, the same as long as the client lives and owned by it, is readable when
  * shmb_client_process() has something to do. It must be called then (any thread) so that events are delivered, memory
- * of regions that are gone is unmapped, and a broker that was started anew is found again. It is an epoll fd, made at
- * the first call: -EMFILE, -ENOMEM, ... when it cannot be made, -EBADF in a forked child.
+ * of regions that are gone is unmapped, and a broker that was started anew is found again. It is also readable as long
+ * as events wait for shmb_client_next_event(). It is an epoll fd, made at the first call: -EMFILE, -ENOMEM, ... when it
+ * cannot be made, -EBADF in a forked child.
  */
 int shmb_client_get_fd(struct shmb_client *client);
 /*
@@ -272,7 +274,7 @@ struct shmb_lease {
 /*
  * Memory of a region: @size bytes (SHMB_REST for the rest) at @offset of @name, under a lease. @access SHMB_READ,
  * SHMB_READ | SHMB_WRITE, with SHMB_COPY for guarded copies only. The first use of a generation asks the broker
- * and maps; from then on there is no system call. Any thread.
+ * and maps; from then on there is no system call. SHMB_NO_WAIT only grants what is mapped. Any thread.
  * Returns 0; SHMB_E_NOT_FOUND, SHMB_E_OUT_OF_BOUNDS, SHMB_E_ACCESS, SHMB_E_PERMISSION, SHMB_E_NO_READ_ONLY_FD,
  * SHMB_E_UNSEALED (say SHMB_ACCEPT_UNSEALED or SHMB_COPY), SHMB_E_RETIRING, SHMB_E_REVOKED, SHMB_E_QUOTA,
  * SHMB_E_DETACHED, SHMB_E_AGAIN (the broker is away and the region is not mapped), SHMB_E_FORKED; -ENOMEM, -ECONNRESET.

@@ -52,6 +52,18 @@ system_files = \
 	tests/system/test_upgrade.py
 EXTRA_DIST += $(system_files)
 
+python_files = \
+	tests/python/conftest.py \
+	tests/python/requirements.txt \
+	tests/python/stubtest-allowlist \
+	tests/python/test_api.py \
+	tests/python/test_asyncio.py \
+	tests/python/test_errors.py \
+	tests/python/test_lifetime.py \
+	tests/python/test_model.py \
+	tests/python/test_zero_copy.py
+EXTRA_DIST += $(python_files)
+
 model_files = \
 	tests/model/check \
 	tests/model/lease.pml \

@@ -5,6 +5,7 @@ RESULTS/GROUP/parts names the parts that the group must have; a part without a s
   steps   lines of "pass|fail TAB id"
   unit    the .trs and .log files of automake's test driver; the tests of a cmocka program are counted one by one
   system  JUnit XML of pytest, in system.xml
+  python  the same, in python.xml
 A skip is a failure too unless a line "PATTERN reason" of the file of expected skips has it; * in PATTERN stands
 for any text, and ids are GROUP:PROGRAM::TEST. A reason that begins with "needs root" is none for root.
 """
@@ -45,8 +46,8 @@ def unit(directory):
             yield name, result, why[-1] if why else ""
 
 
-def system(directory):
-    path = directory / "system.xml"
+def system(directory, file="system.xml"):
+    path = directory / file
     for case in xml.etree.ElementTree.parse(path).iter("testcase") if path.exists() else ():
         name = f'{case.get("classname", "").replace(".", "/")}::{case.get("name")}'
         if case.find("failure") is not None or case.find("error") is not None:
@@ -55,6 +56,10 @@ def system(directory):
             yield name, SKIP, case.find("skipped").get("message", "")
         else:
             yield name, PASS, ""
+
+
+def python(directory):
+    return system(directory, "python.xml")
 
 
 def expected_skips(path):
@@ -83,7 +88,7 @@ def main():
         directory = options.results / group
         for part in (directory / "parts").read_text().split():
             ran = False
-            for name, result, why in {"steps": steps, "unit": unit, "system": system}[part](directory):
+            for name, result, why in {"steps": steps, "unit": unit, "system": system, "python": python}[part](directory):
                 name = f"{group}:{name}"
                 if result == SKIP:
                     reason = next((reason for pattern, reason in expected if pattern.fullmatch(name)), None)

@@ -68,7 +68,7 @@ static inline __attribute__((always_inline)) int grant(struct shmb_client *clien
 	ret->device = -1;
 	memset(ret->device_uuid, 0, sizeof(ret->device_uuid));
 	ret->generation = generation;
-	ret->access = access;
+	ret->access = access & ~(uint32_t)SHMB_NO_WAIT;
 	ret->flags = map_extent_flags(extent);
 	ret->client = client;
 	ret->internal[LEASE_SLOT] = slot;
@@ -200,8 +200,8 @@ static int resolve(struct shmb_client *client, const char *name, size_t length, 
 }
 
 static int check_access(const struct shmb_client *client, uint32_t access) {
-	if (!(access & SHMB_READ) || access & ~(uint32_t)(SHMB_READ | SHMB_WRITE | SHMB_COPY))
-		return error_set(SHMB_E_INVALID, "access is SHMB_READ, with SHMB_WRITE, with SHMB_COPY");
+	if (!(access & SHMB_READ) || access & ~(uint32_t)(SHMB_READ | SHMB_WRITE | SHMB_COPY | SHMB_NO_WAIT))
+		return error_set(SHMB_E_INVALID, "access is SHMB_READ, with SHMB_WRITE, SHMB_COPY, SHMB_NO_WAIT");
 	if (!client->page)
 		return error_set(SHMB_E_NOT_ATTACHED, client->roles & SHMB_ROLE_CONSUMER
 							      ? "this client was made without a lease page"
@@ -234,6 +234,11 @@ static int acquire_generation(struct shmb_client *client, uint32_t slot, uint64_
 	if (!r && access & SHMB_COPY)
 		ret->internal[LEASE_FD] = (uint64_t)map_copy_fd(client, slot, generation, access) + 1;
 	return r;
+}
+
+/* for SHMB_NO_WAIT */
+static int must_wait(void) {
+	return error_set(SHMB_E_AGAIN, "the broker must be asked, and SHMB_NO_WAIT was said");
 }
 
 static int acquire_slowly(struct shmb_client *client, const char *name, size_t length, uint64_t offset, uint64_t size,
@@ -284,12 +289,15 @@ static __attribute__((noinline)) int get_slowly(struct shmb_client *client, cons
 			return r;
 		}
 	}
+	if (access & SHMB_NO_WAIT)
+		return must_wait();
 	return acquire_slowly(client, name, length, offset, size, access, ret);
 }
 
 /* what the fast path may take on: a pointer is wanted, and this thread has used the client before */
 static inline bool is_fast(const struct shmb_client *client, uint32_t access) {
-	return lane_is_ready(client) && __builtin_expect((access & ~(uint32_t)SHMB_WRITE) == SHMB_READ, 1);
+	return lane_is_ready(client) &&
+	       __builtin_expect((access & ~(uint32_t)(SHMB_WRITE | SHMB_NO_WAIT)) == SHMB_READ, 1);
 }
 
 /* a lease was granted: what is gone meanwhile is unmapped */
@@ -378,6 +386,8 @@ static __attribute__((noinline)) int get_by_handle_slowly(struct shmb_client *cl
 		if (layout_word_state(word) == WIRE_STATE_REVOKED)
 			return error_plain(SHMB_E_REVOKED);
 		if (!layout_word_grants(word)) {
+			if (access & SHMB_NO_WAIT)
+				return must_wait();
 			r = ask_again(client, handle, word);
 			if (r != ACQUIRE_AGAIN)
 				return r;
@@ -386,6 +396,8 @@ static __attribute__((noinline)) int get_by_handle_slowly(struct shmb_client *cl
 		r = ACQUIRE_MAP;
 		if (!(access & SHMB_COPY))
 			r = acquire(client, handle->slot, word, offset, size, access, ret);
+		if (r == ACQUIRE_MAP && access & SHMB_NO_WAIT)
+			return must_wait();
 		if (r == ACQUIRE_MAP)
 			r = acquire_generation(client, handle->slot, handle->generation, offset, size, access, ret);
 		if (r >= 0) {

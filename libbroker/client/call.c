@@ -65,6 +65,7 @@ static void client_take_event(struct shmb_client *client, const uint8_t *message
 	node = client->n_events < CLIENT_EVENTS_MAX ? malloc(sizeof(*node)) : NULL;
 	if (!node) {
 		client->events_lost += event.type == SHMB_EVENT_OVERFLOW ? event.count : 1;
+		resume_show_events(client);
 		return;
 	}
 	node->next = NULL;
@@ -82,6 +83,7 @@ static void client_take_event(struct shmb_client *client, const uint8_t *message
 	*client->events_tail = node;
 	client->events_tail = &node->next;
 	client->n_events++;
+	resume_show_events(client);
 }
 
 /* an ERROR reply tells the code in its body */

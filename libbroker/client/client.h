@@ -61,6 +61,8 @@ typedef struct Resume {
 	bool heard;	    /* something was received on the connection: the next one may be tried at once */
 	int watch_fd;	    /* what shmb_client_get_fd() returns, or -EBADF before its first call */
 	int timer_fd;	    /* in it, for the next attempt */
+	int events_fd;	    /* in it, readable as long as events wait, whichever thread has read them */
+	bool events_shown;
 } Resume;
 
 struct shmb_client {
@@ -191,6 +193,8 @@ int64_t client_now(void);
 void resume_init(struct shmb_client *client);
 /* a broker that has come back meanwhile is told of the session, which ends with the connection */
 void resume_deinit(struct shmb_client *client);
+/* after the queue of events has changed; io_lock is held */
+void resume_show_events(struct shmb_client *client);
 /* the reader has met the end of the connection; io_lock is held */
 void resume_lost(struct shmb_client *client);
 /* until when a call that meets a broker that is away waits for it; io_lock is held */

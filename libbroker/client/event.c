@@ -54,12 +54,14 @@ static bool take_locked(struct shmb_client *client, struct shmb_event *ret) {
 		client->n_events--;
 		*ret = node->event;
 		free(node);
+		resume_show_events(client);
 		return true;
 	}
 	if (!client->events_lost)
 		return false;
 	*ret = (struct shmb_event){ .type = SHMB_EVENT_OVERFLOW, .count = client->events_lost, .uid = SHMB_ANY_UID };
 	client->events_lost = 0;
+	resume_show_events(client);
 	return true;
 }
 

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <time.h>
 
@@ -40,6 +41,7 @@ void resume_init(struct shmb_client *client) {
 		.fd = -EBADF,
 		.watch_fd = -EBADF,
 		.timer_fd = -EBADF,
+		.events_fd = -EBADF,
 	};
 }
 
@@ -51,6 +53,7 @@ void resume_deinit(struct shmb_client *client) {
 	client->resume.fd = close_fd(client->resume.fd);
 	client->resume.watch_fd = close_fd(client->resume.watch_fd);
 	client->resume.timer_fd = close_fd(client->resume.timer_fd);
+	client->resume.events_fd = close_fd(client->resume.events_fd);
 }
 
 /* ---- what shmb_client_get_fd() returns ---- */
@@ -92,16 +95,36 @@ static int watch_update(const struct shmb_client *client) {
 	return watch_timer(resume, client->away && (resume->fd < 0 || r)) ?: r;
 }
 
+void resume_show_events(struct shmb_client *client) {
+	Resume *resume = &client->resume;
+	bool wait = client->events || client->events_lost;
+	uint64_t count = 1;
+
+	if (resume->events_fd < 0 || wait == resume->events_shown)
+		return;
+	resume->events_shown = wait;
+	/* neither waits: the count is 0 or 1 */
+	if (wait ? write(resume->events_fd, &count, sizeof(count)) < 0
+		 : read(resume->events_fd, &count, sizeof(count)) < 0)
+		resume->events_shown = !wait;
+}
+
 static int watch_new(struct shmb_client *client) {
 	Resume *resume = &client->resume;
 	int r;
 
 	resume->watch_fd = epoll_create1(EPOLL_CLOEXEC);
 	resume->timer_fd = resume->watch_fd < 0 ? -EBADF : timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	r = resume->timer_fd < 0 ? -errno : watch_add(resume, resume->timer_fd) ?: watch_update(client);
-	if (r) {
+	resume->events_fd = resume->timer_fd < 0 ? -EBADF : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	r = resume->events_fd < 0 ? -errno
+				  : watch_add(resume, resume->timer_fd) ?: watch_add(resume, resume->events_fd)
+				  ?: watch_update(client);
+	if (!r)
+		resume_show_events(client);
+	else {
 		resume->watch_fd = close_fd(resume->watch_fd);
 		resume->timer_fd = close_fd(resume->timer_fd);
+		resume->events_fd = close_fd(resume->events_fd);
 	}
 	return r;
 }

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # The floors of the house: libbroker/wire uses nothing of ours; the client library and the daemon use wire and
-# themselves, never each other; tools and the demonstration use the public header only, and the benchmarks, which
-# measure the wire itself, wire too.
+# themselves, never each other; tools, the Python module and the demonstration use the public header only, and the
+# benchmarks, which measure the wire itself, wire too.
 set -u
 . "$(dirname "$0")/files.sh"
 
@@ -20,6 +20,7 @@ allowed() {
 	case $1 in
 	libbroker/wire/*) echo '^libbroker/wire/' ;;
 	libbroker/client/*) echo '^libbroker/(client/|wire/|shmbroker\.h$)' ;;
+	libbroker/python/*) echo '^libbroker/(python/|shmbroker\.h$)' ;;
 	daemon/*) echo '^(daemon|libbroker/wire)/' ;;
 	tools/bench/*) echo "^(tools/bench/|libbroker/wire/|libbroker/shmbroker\\.h$)" ;;
 	tools/*) echo "^(${1%/*}/|libbroker/shmbroker\.h$)" ;;

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions: one class for each code, with the broker's sentence."""
+
+import re
+
+import pytest
+from conftest import TOP
+
+import shmbroker
+
+CODES = re.findall(r'^SHMB_ERROR\((\w+), (\d+), "(.*)"\)', (TOP / "libbroker/wire/errors.def").read_text(), re.M)
+
+
+def test_every_code_has_a_class():
+    assert len(CODES) > 30
+    assert sorted(shmbroker.errors_by_code) == [int(code) for _, code, _ in CODES]
+    for name, code, text in CODES:
+        error = shmbroker.errors_by_code[int(code)]
+        assert issubclass(error, shmbroker.Error) and (error.code, error.name) == (int(code), name)
+        assert getattr(shmbroker, error.__name__) is error and error.__name__ in shmbroker.__all__
+        assert text in error.__doc__ and error.__module__ == "shmbroker"
+    assert len({error.__name__ for error in shmbroker.errors_by_code.values()}) == len(CODES)
+
+
+@pytest.mark.parametrize("name,also", [("TimedOut", TimeoutError), ("OutOfBounds", IndexError), ("NotFound", LookupError),
+                                       ("PermissionDenied", PermissionError), ("BadName", ValueError)])
+def test_some_are_pythons_too(name, also):
+    assert issubclass(getattr(shmbroker, name), also)
+
+
+def test_the_brokers_sentence(broker):
+    with broker.create("r", nbytes=1):
+        with pytest.raises(shmbroker.AlreadyExists) as caught:
+            broker.create("r", nbytes=1)
+        assert caught.value.code == 7 and caught.value.name == "EXISTS" and "exists" in str(caught.value)
+    with pytest.raises(shmbroker.BadName) as caught:
+        broker.create("r\n", nbytes=1)
+    assert str(caught.value)
+
+
+def test_the_broker_has_gone(broker, daemon):
+    region = broker.create("r", nbytes=1)
+    held = broker.get_memory_info("r")
+    broker.set_resume_timeout(0)
+    daemon.process.kill()
+    daemon.process.wait()
+    with pytest.raises((shmbroker.Again, ConnectionResetError)):
+        broker.ping()
+    assert memoryview(held)[0] == 0
+    held.release()
+    del region

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaks, the interpreter's end, threads, forks."""
+
+import os
+import sys
+import threading
+
+import numpy
+import pytest
+
+import shmbroker
+
+ITERATIONS = 100000
+PAGE = os.sysconf("SC_PAGE_SIZE")
+# less than 8 bytes an iteration, or than one object a round trip; AddressSanitizer keeps what is freed for a while, and
+# gives 32 bytes or more for 8
+ROOM = (2 << 20) if "libasan" in os.environ.get("LD_PRELOAD", "") else (512 << 10)
+
+
+def resident():
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * PAGE
+
+
+def refused(function, *args, **how):
+    with pytest.raises(shmbroker.Error):
+        function(*args, **how)
+
+
+CASES = {
+    "lease": lambda broker, region: broker.get_memory_info("r").release(),
+    "options": lambda broker, region: broker.get_memory_info("r", offset=8, nbytes=16, write=True).release(),
+    "dropped": lambda broker, region: broker.get_memory_info("r"),
+    "handle": lambda broker, region: broker.lookup("r").get_memory_info(),
+    "memoryview": lambda broker, region: memoryview(broker.get_memory_info("r"))[3],
+    "view": lambda broker, region: broker.get_memory_info("r").view((2, 2, 4), "float32").view(4).shape,
+    "numpy": lambda broker, region: broker.get_memory_info("r").numpy((4, 4), "float32"),
+    "dlpack": lambda broker, region: numpy.from_dlpack(broker.get_memory_info("r")),
+    "capsule": lambda broker, region: broker.get_memory_info("r").__dlpack__(max_version=(1, 0)),
+    "interface": lambda broker, region: broker.get_memory_info("r").__array_interface__,
+    "attributes": lambda broker, region: (region.name, region.shape, region.flags, region.dtype, region.fd, region.address),
+    "copy": lambda broker, region: broker.get_memory_info("r", write=True).copy_in(b"x"),
+    "bytes": lambda broker, region: broker.get_memory_info("r").copy_out(nbytes=10),
+    "refused": lambda broker, region: refused(broker.get_memory_info, "r", 1 << 40),
+}
+# each of these is a round trip, or several
+ASKING = {
+    "not found": lambda broker, region: refused(broker.get_memory_info, "no"),
+    "region": lambda broker, region: broker.create("other", 3, "int16").close(),
+    "status": lambda broker, region: list(broker.status(holders=True)),
+    "clients": lambda broker, region: (broker.clients(), broker.stats(True), broker.broker_info(), broker.info),
+    "unregister": lambda broker, region: broker.unregister(["a", "b"]),
+    "connect": lambda broker, region: shmbroker.connect().close(),
+}
+
+
+@pytest.mark.parametrize("case", [*CASES, *ASKING])
+def test_nothing_leaks(broker, case):
+    function, count = (CASES[case], ITERATIONS) if case in CASES else (ASKING[case], ITERATIONS // 50)
+    with broker.create("r", 16, "float32") as region:
+        watched = (region, broker, shmbroker.NotFound, shmbroker.Lease, shmbroker.View, shmbroker.Region, None)
+        for _ in range(count // 10):
+            function(broker, region)
+        references, memory = [sys.getrefcount(one) for one in watched], resident()
+        for _ in range(count):
+            function(broker, region)
+        grown = [sys.getrefcount(one) - before for one, before in zip(watched, references)]
+        assert max(grown) < count // 100, grown
+        assert resident() - memory < ROOM, resident() - memory
+        assert region.exports == 0
+
+
+EXITS = {
+    "globals": "lease = broker.get_memory_info('r'); array = lease.numpy(); view = memoryview(region)",
+    "dlpack": "array = numpy.from_dlpack(broker.get_memory_info('r')); other = numpy.from_dlpack(region)",
+    "cycle": "cycle = [broker.get_memory_info('r').numpy()]; cycle.append(cycle)",
+    "builtins": "import builtins; builtins.kept = broker.get_memory_info('r').numpy(); del broker",
+    "module": "sys.modules['kept'] = broker.get_memory_info('r').numpy(); del sys.modules['shmbroker'], shmbroker",
+    "closed": "array = broker.get_memory_info('r').numpy(); broker.close()",
+    "thread-local": "local = threading.local(); local.array = broker.get_memory_info('r').numpy()",
+    "daemon threads": """
+def loop():
+    while True:
+        with broker.get_memory_info('r') as lease:
+            lease.numpy()[0]
+        started.set()
+started = threading.Event()
+for _ in range(4):
+    threading.Thread(target=loop, daemon=True).start()
+started.wait()
+""",
+    "daemon thread that waits": """
+lease = broker.get_memory_info('r')
+threading.Thread(target=broker.next_event, daemon=True).start()
+threading.Thread(target=lambda: region.retire(wait=True), daemon=True).start()
+while not [entry for entry in broker.status() if entry.state == shmbroker.RegionState.RETIRING]:
+    pass
+""",
+    "finalizer": """
+class Late:
+    def __del__(self):
+        self.lease.release(), self.array[0], self.array.tolist()
+late = Late()
+late.lease = broker.get_memory_info('r')
+late.array = late.lease.numpy()
+""",
+    "exit": "lease = broker.get_memory_info('r'); view = memoryview(lease); sys.exit(0)",
+}
+
+
+@pytest.mark.parametrize("case", EXITS)
+def test_the_interpreter_ends(run, case):
+    run("import sys, threading, numpy, shmbroker\nbroker = shmbroker.connect()\n"
+        f"region = broker.create('r', nbytes=4096)\nbroker.subscribe()\n{EXITS[case]}")
+
+
+def test_an_exit_without_a_broker_does_not_wait(run):
+    assert run("""
+import os, signal, time, shmbroker
+broker = shmbroker.connect()
+region = broker.create("r", nbytes=1)
+os.kill(int(broker.broker_info()["pid"]), signal.SIGKILL)
+print("ok")
+""").strip() == "ok"
+
+
+def test_threads(broker):
+    """Many threads over one connection, each with a region of its own and one of all."""
+    failures = []
+
+    def work(number):
+        try:
+            for i in range(200):
+                with broker.create(f"own/{number}", 64, "int32") as region:
+                    region.numpy()[:] = number + i
+                    with broker.get_memory_info(f"own/{number}") as lease, broker.get_memory_info("all") as shared:
+                        assert (lease.numpy(dtype="int32") == number + i).all()
+                        assert bytes(shared) == b"all" * 100
+        except BaseException as error:  # pylint: disable=broad-except
+            failures.append(error)
+
+    with broker.create("all", nbytes=300) as region:
+        memoryview(region)[:] = b"all" * 100
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures
+        (entry,) = broker.status()
+        assert entry.leases == 0
+
+
+def test_others_run_while_one_waits(broker):
+    """Retirement waits for a lease that another thread gives back."""
+    region, lease = broker.create("r", nbytes=1), broker.get_memory_info("r")
+    done = []
+    waiter = threading.Thread(target=lambda: done.append(region.retire(wait=True, timeout=60)))
+    waiter.start()
+    while not list(broker.status(states=[shmbroker.RegionState.RETIRING])):
+        assert waiter.is_alive()
+    assert not done
+    lease.release()
+    waiter.join()
+    assert done == [None]
+    region.close()
+
+
+def test_close_while_others_call(daemon):
+    broker = shmbroker.connect(daemon.socket)
+    waiter = threading.Thread(target=lambda: pytest.raises(ValueError, broker.next_event))
+    waiter.start()
+    broker.ping()
+    broker.close()
+    waiter.join(30)
+    assert not waiter.is_alive()
+
+
+def test_fork(run):
+    assert run("""
+import os, shmbroker
+broker = shmbroker.connect()
+region = broker.create("r", nbytes=4096)
+memoryview(region)[:3] = b"abc"
+lease = broker.get_memory_info("r")
+view = memoryview(lease)
+pid = os.fork()
+if not pid:
+    failed = 0
+    assert bytes(view[:3]) == b"abc"
+    for call in (lambda: broker.get_memory_info("r"), lambda: broker.create("s", nbytes=1), broker.ping, broker.process,
+                 broker.fileno, lambda: broker.lookup("r"), lambda: list(broker.status()), region.retire,
+                 broker.next_event, broker.clients):
+        try:
+            call()
+        except shmbroker.ForkedError:
+            failed += 1
+    view.release()
+    try:
+        lease.release()
+    except shmbroker.ForkedError:
+        failed += 1
+    del region, lease
+    with shmbroker.connect() as own, own.get_memory_info("r") as again:
+        assert bytes(memoryview(again)[:3]) == b"abc"
+    broker.close()
+    os._exit(failed)
+_, status = os.waitpid(pid, 0)
+(entry,) = broker.status()
+print(os.waitstatus_to_exitcode(status), entry.leases, bytes(view[:3]), broker.ping() > 0)
+""").strip() == "11 1 b'abc' True"
+
+
+def test_a_killed_owner_leaves_the_lease(broker, run):
+    """The memory of an owner that is killed stays as long as the lease, and the name is free."""
+    import subprocess  # pylint: disable=import-outside-toplevel
+
+    owner = subprocess.Popen([sys.executable, "-c", "import shmbroker\nb = shmbroker.connect()\n"
+                              "r = b.create('r', nbytes=4096)\nmemoryview(r)[:3] = b'abc'\nprint(flush=True)\ninput()"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    owner.stdout.readline()
+    view = memoryview(broker.get_memory_info("r"))
+    owner.kill()
+    owner.communicate()
+    while True:
+        try:
+            broker.create("r", nbytes=1).close()
+            break
+        except shmbroker.AlreadyExists:
+            pass
+    assert bytes(view[:3]) == b"abc"
+    assert run
