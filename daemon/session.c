@@ -384,10 +384,14 @@ void sessions_turn(Broker *broker) {
 		session_bury(container_of(link, Session, link));
 }
 
-/* nothing but its page can tell that the process is gone */
+/*
+ * May nothing but its page tell that it is over? Of one that is away not only where its process is not watched: it may
+ * have hung up on a broker that died of it. A page that no lane of is used may not have been mapped yet.
+ */
 static bool only_page_tells(const Session *session) {
 	return session->state == SESSION_DETACHED ||
-	       (session->state == SESSION_AWAY && session->peer.pidfd < 0 && session->attached);
+	       (session->state == SESSION_AWAY && session->attached &&
+		(session->peer.pidfd < 0 || atomic_load(&session->page.header->lanes_used)));
 }
 
 void sessions_check_detached(Broker *broker) {

@@ -70,7 +70,9 @@ model_files = \
 	tests/model/pool.pml
 EXTRA_DIST += $(model_files)
 
-EXTRA_DIST += tests/stress/check
+EXTRA_DIST += \
+	tests/restart/check \
+	tests/stress/check
 
 lint_tests = \
 	tests/lint/floors.sh \
@@ -182,6 +184,7 @@ kill_loop_sources = \
 	tests/restart/checker.c \
 	tests/restart/checker.h \
 	tests/restart/consumer.c \
+	tests/restart/engine.h \
 	tests/restart/kill-loop.c \
 	tests/restart/load.c \
 	tests/restart/load.h \
@@ -191,6 +194,7 @@ tests_restart_kill_loop_LDADD = libclient.la -lm
 
 # the systematic one, and the broker that it kills: all of it anew, with the kill points
 kill_points_sources = \
+	tests/restart/engine.h \
 	tests/restart/kill-count.h \
 	tests/restart/kill-points.c \
 	tests/restart/scenario.c \

@@ -22,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine.h"
 #include "kill-count.h"
 #include "scenario.h"
 #include "shmbroker.h"
@@ -57,7 +58,7 @@ static void usage(void) {
 	puts("usage: kill-points [--loop io_uring|epoll] [--all] [--seed N] [--at N[,N]] BROKER\n"
 	     "\n"
 	     "BROKER is shmbrokerd-kill-points. Without --all it is killed at every k-th point, beginning with any of the\n"
-	     "first k. Exits with 0 if the outcome was always the same.");
+	     "first k. Exits with 0 if the outcome was always the same, with 77 where there is no such loop.");
 }
 
 static _Noreturn void fail(const char *what) {
@@ -295,7 +296,7 @@ static void run_each(Loop *loop, uint64_t n_points) {
 	uint64_t step = loop->all ? 1 : (n_points + BUDGET - 1) / BUDGET, first = 1 + any(loop, step);
 	uint64_t n_second = loop->all ? 8 * SECOND : SECOND;
 
-	printf("%" PRIu64 " points, every %" PRIu64 " from %" PRIu64 " on\n", n_points, step, first);
+	printf("every %" PRIu64 " from %" PRIu64 " on: ", step, first);
 	(void)fflush(stdout);
 	for (uint64_t at = first; at <= n_points && loop->n_wrong < REPORTS; at += step)
 		run(loop, at, 0);
@@ -409,6 +410,10 @@ int main(int argc, char **argv) {
 	if (!parse(&loop, argc, argv, only)) {
 		usage();
 		return 2;
+	}
+	if (!engine_is_there(loop.engine)) {
+		puts("skipped: io_uring is refused here");
+		return SKIPPED;
 	}
 	prepare(&loop);
 	supervisor_start(&loop);

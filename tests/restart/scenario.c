@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -290,17 +291,23 @@ static void act_revoke(Scenario *scenario) {
 	look(scenario, "its holder has gone", false);
 }
 
-/* a session that ends with a region, and memory that is compacted away */
+/* a process that ends and has a region, and memory that is compacted away */
 static void act_end(Scenario *scenario) {
-	struct shmb_client *owner = scenario->owner;
 	struct shmb_region *d = NULL;
+	int status = 0;
+	pid_t pid;
 
-	scenario->owner = connect_as(scenario, SHMB_ROLE_OWNER);
-	if (scenario->owner)
-		create(scenario, "create in another session", PREFIX "d", PAGE, 0, &d);
-	if (scenario->owner)
-		shmb_client_free(scenario->owner);
-	scenario->owner = owner;
+	fflush(scenario->out);
+	pid = fork();
+	if (!pid) {
+		scenario->owner = connect_as(scenario, SHMB_ROLE_OWNER);
+		if (scenario->owner)
+			create(scenario, "create in another session", PREFIX "d", PAGE, 0, &d);
+		fflush(scenario->out);
+		_exit(scenario->failed);
+	}
+	if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
+		scenario->failed = true;
 	create(scenario, "create a big one", PREFIX "big", BIG, 0, &scenario->big);
 	if (scenario->big)
 		retire(scenario, "retire the big one", &scenario->big, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, -1);
