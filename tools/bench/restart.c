@@ -174,6 +174,7 @@ static void restart_measure(Bench *bench, uint32_t n) {
 	for (uint32_t round = 0; round < restart.rounds; ++round)
 		restart_round(&restart, round);
 	bench_unpin();
+	restart_consumer_rest(&restart.consumer);
 	check_leases(&restart);
 	restart_consumer_stop(&restart.consumer);
 	regions_deinit(&restart.regions);

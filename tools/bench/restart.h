@@ -36,4 +36,6 @@ typedef struct RestartConsumer {
 void restart_consumer_start(RestartConsumer *ret, const Broker *broker, uint32_t n, int cpu);
 /* ends the window that began with the last call and begins the next one; @ret may be NULL */
 void restart_consumer_turn(RestartConsumer *consumer, RestartWindow *ret);
+/* from here on it only holds its leases */
+void restart_consumer_rest(RestartConsumer *consumer);
 void restart_consumer_stop(RestartConsumer *consumer);
