@@ -290,7 +290,10 @@ int shmb_lease_release(struct shmb_lease *lease);
 int shmb_lease_copy_in(struct shmb_lease *lease, uint64_t offset, const void *data, uint64_t size);
 int shmb_lease_copy_out(struct shmb_lease *lease, uint64_t offset, void *ret_data, uint64_t size);
 
-/* A name resolved once. A handle names one generation: SHMB_E_STALE when that one is over (open it again). */
+/*
+ * A name resolved once. A handle names one generation: when that one is not given out any more its use answers
+ * SHMB_E_RETIRING, SHMB_E_REVOKED or SHMB_E_STALE; open it again.
+ */
 struct shmb_handle {
 	uint32_t slot;
 	uint32_t reserved;
