@@ -113,6 +113,11 @@ static inline void loop_conn_tried_more(LoopConn *conn, bool found) {
 	conn->patience = found ? 0 : conn->patience < 63 ? (uint8_t)(conn->patience * 2 + 1) : 63;
 	conn->skips = conn->patience;
 }
+/*
+ * Accepts what there is, a bounded number, for the listener that @at points to until a callback unlinks it. Returns
+ * true when fds ran out: then it is time for a pause.
+ */
+bool loop_listener_accept(LoopListener **at, int fd);
 /* Calls on_end, once. @conn may be gone afterwards. */
 void loop_conn_end(LoopConn *conn, int reason, int error);
 /* Closes what a message left behind. */

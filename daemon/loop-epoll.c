@@ -246,23 +246,8 @@ static void listener_pause(Source *source) {
 }
 
 static void listener_serve(Source *source) {
-	for (int n = 0; n < LOOP_MESSAGES_PER_TURN && source->listener; n++) {
-		int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-
-		if (fd >= 0) {
-			source->listener->on_accept(source->listener, fd);
-			continue;
-		}
-		if (errno == EAGAIN)
-			return;
-		if (errno == EINTR || errno == ECONNABORTED)
-			continue;
-		fd = -errno;
+	if (loop_listener_accept(&source->listener, source->fd) && source->listener)
 		listener_pause(source);
-		if (fd == -EMFILE || fd == -ENFILE)
-			source->listener->on_accept(source->listener, fd);
-		return;
-	}
 }
 
 static void conn_end(Source *source, int reason, int error) {

@@ -68,7 +68,6 @@ struct Source {
 struct Engine {
 	Loop *loop;
 	struct io_uring ring;
-	bool no_multishot_accept; /* before Linux 5.19 */
 	List sources;
 	List graveyard; /* unlinked with nothing in flight: freed when no callback runs */
 	List changed;
@@ -335,14 +334,13 @@ static uint64_t source_user_data(Source *source, unsigned request) {
 }
 
 static void source_prepare(Source *source, unsigned request, struct io_uring_sqe *sqe) {
-	Engine *engine = source->engine;
-
 	switch (request) {
 	case REQUEST_ACCEPT:
-		if (engine->no_multishot_accept)
-			io_uring_prep_accept(sqe, source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-		else
-			io_uring_prep_multishot_accept(sqe, source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		/*
+		 * Not an accept request: that waits exclusively, and the ring of a broker that was killed, whose
+		 * listening socket this may be, would swallow our wake-up as long as it is not torn down.
+		 */
+		io_uring_prep_poll_add(sqe, source->fd, POLLIN);
 		break;
 	case REQUEST_POLL:
 		io_uring_prep_poll_add(sqe, source->fd, source->conn ? POLLIN | POLLRDHUP : POLLIN);
@@ -456,22 +454,13 @@ static bool uring_look(Loop *loop, bool first) {
 
 /* completions */
 
-static void source_accepted(Source *source, int result, bool more) {
-	Engine *engine = source->engine;
-	LoopListener *listener = source->listener;
-
-	if (!listener) {
-		closer_close(engine->loop->closer, LOOP_NO_UID, result);
+static void source_accept(Source *source, int result) {
+	if (!source->listener || result < 0)
 		return;
-	}
-	if (result == -EINVAL && !engine->no_multishot_accept)
-		engine->no_multishot_accept = true;
-	else if (result < 0 && result != -ECONNABORTED && result != -EAGAIN && result != -EINTR)
-		loop_timer_set(engine->loop, &source->pause, loop_now(engine->loop) + LOOP_RETRY_NS);
-	if (!more && !source->pause.at_ns)
+	if (!loop_listener_accept(&source->listener, source->fd) && source->listener)
 		source_arm(source, REQUEST_ACCEPT);
-	if (result >= 0 || result == -EMFILE || result == -ENFILE)
-		listener->on_accept(listener, result);
+	else if (source->listener)
+		loop_timer_set(source->engine->loop, &source->pause, loop_now(source->engine->loop) + LOOP_RETRY_NS);
 }
 
 static void source_polled(Source *source, int result) {
@@ -530,7 +519,7 @@ static void engine_complete(const struct io_uring_cqe *cqe) {
 	}
 	switch (request) {
 	case REQUEST_ACCEPT:
-		source_accepted(source, cqe->res, more);
+		source_accept(source, cqe->res);
 		break;
 	case REQUEST_POLL:
 		source_polled(source, cqe->res);

@@ -402,6 +402,26 @@ void loop_conn_deliver(LoopConn *conn, LoopMessage *message) {
 	loop_close_fds(loop, uid, fds, n_fds);
 }
 
+bool loop_listener_accept(LoopListener **at, int listener_fd) {
+	for (int n = 0; n < LOOP_MESSAGES_PER_TURN && *at; n++) {
+		int fd = accept4(listener_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd >= 0) {
+			(*at)->on_accept(*at, fd);
+			continue;
+		}
+		if (errno == EAGAIN)
+			return false;
+		if (errno == EINTR || errno == ECONNABORTED)
+			continue;
+		fd = -errno;
+		if (fd == -EMFILE || fd == -ENFILE)
+			(*at)->on_accept(*at, fd);
+		return true;
+	}
+	return false;
+}
+
 void loop_conn_end(LoopConn *conn, int reason, int error) {
 	if (conn->ended)
 		return;
