@@ -13,10 +13,6 @@ void accounts_init(Accounts *accounts) {
 		accounts->limits[i] = accounts->totals[i] = ACCOUNT_UNLIMITED;
 }
 
-void accounts_deinit(Accounts *accounts) {
-	table_deinit(&accounts->table);
-}
-
 void accounts_configure(Accounts *accounts, const Config *config) {
 	accounts->fair_share = config->fair_share;
 #define RESOURCE(_NAME, _name, _meaning) accounts->limits[ACCOUNT_##_NAME] = config->quota_##_name;
@@ -53,6 +49,12 @@ static Account *account_free(Account *account) {
 	return NULL;
 }
 
+void accounts_deinit(Accounts *accounts) {
+	for (ListLink *link; (link = list_first(&accounts->list));)
+		account_free(container_of(link, Account, link));
+	table_deinit(&accounts->table);
+}
+
 Account *account_get(Accounts *accounts, uint32_t uid) {
 	table_for_each(link, &accounts->table, table_hash(uid)) {
 		Account *account = container_of(link, Account, table_link);
@@ -66,7 +68,8 @@ Account *account_get(Accounts *accounts, uint32_t uid) {
 }
 
 Account *account_put(Account *account) {
-	if (account && !--account->n_refs)
+	/* what it made us wait for is not forgotten with its last connection */
+	if (account && !--account->n_refs && !account->patience_ns)
 		account_free(account);
 	return NULL;
 }

@@ -67,6 +67,7 @@ struct Account {
 	uint64_t refused;     /* charges that were refused since the account was made */
 	uint32_t n_away;      /* sessions that may come back by a connection for which there need not be room */
 	uint32_t n_overdrawn; /* connections that may be such a one */
+	uint64_t patience_ns; /* CLOCK_MONOTONIC: until then no page of this uid is looked at, see session.c */
 };
 
 struct Accounts {

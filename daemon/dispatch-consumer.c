@@ -78,19 +78,19 @@ static int lookup_window(const Region *region, const WireLookupEntry *entry, uin
 	return 0;
 }
 
-static int lookup_one(Request *request, const WireLookup *lookup, uint32_t index, WireLookupResult *ret, int *fds,
-		      uint32_t *n_fds, const char **ret_why) {
+/* @lease is that of an earlier time that this was asked, or NULL */
+static int lookup_one(Request *request, const WireLookup *lookup, uint32_t index, Lease *lease, WireLookupResult *ret,
+		      int *fds, uint32_t *n_fds, const char **ret_why) {
 	Session *session = request->session;
 	const WireLookupEntry *entry = &lookup->entry;
 	uint64_t serial = request->header.serial;
 	Region *region;
-	Lease *lease = NULL;
 	uint64_t size;
 	int r = 0;
 
 	/* asked again: the lease that was granted then, whatever has become of the name */
-	if (request->header.flags & WIRE_FLAG_RETRY && !(entry->flags & WIRE_LOOKUP_NO_LEASE))
-		lease = lease_find_asked(session, serial, index);
+	if (entry->flags & WIRE_LOOKUP_NO_LEASE)
+		lease = NULL;
 	/* of one that was revoked meanwhile the client knows nothing */
 	if (lease && !lease->region)
 		lease = lease_free(lease);
@@ -132,6 +132,7 @@ static int lookup_one(Request *request, const WireLookup *lookup, uint32_t index
 int dispatch_lookup(Request *request) {
 	Broker *broker = request->session->broker;
 	WireLookup entries[WIRE_BATCH_MAX];
+	Lease *leases[WIRE_BATCH_MAX] = {};
 	WireCountHead head = {};
 	int fds[WIRE_BATCH_MAX], r;
 	uint32_t n_asked = 0, n_fds = 0;
@@ -143,13 +144,15 @@ int dispatch_lookup(Request *request) {
 	r = session_charge_unread(request->session, n_asked);
 	if (r)
 		return r < 0 ? r : request_refuse(request, (uint32_t)r, WHY_UNREAD);
+	if (request->header.flags & WIRE_FLAG_RETRY)
+		leases_find_asked(request->session, request->header.serial, leases);
 	request_reply(request);
 	wire_write(&request->reply, &head, sizeof(head));
 	for (uint32_t i = 0; i < head.count; ++i) {
 		WireLookupResult result = { .fd_index = WIRE_NO_FD };
 		const char *why = "";
 
-		r = lookup_one(request, &entries[i], i, &result, fds, &n_fds, &why);
+		r = lookup_one(request, &entries[i], i, leases[i], &result, fds, &n_fds, &why);
 		if (r < 0) {
 			r = SHMB_E_AGAIN;
 			why = "the broker is out of memory";
@@ -242,6 +245,10 @@ int dispatch_attach(Request *request) {
 	if (!(session->roles & WIRE_ROLE_CONSUMER))
 		return request_refuse(request, SHMB_E_PERMISSION, "this session has not the role consumer");
 	if (session->attached && request->header.flags & WIRE_FLAG_RETRY) {
+		/* unlike the first time it can be asked for any number of times */
+		r = session_charge_unread(session, 2);
+		if (r)
+			return r < 0 ? r : request_refuse(request, (uint32_t)r, WHY_UNREAD);
 		attach_reply(request);
 		return 0;
 	}

@@ -128,23 +128,35 @@ static int check_right(const Session *session, const Region *region) {
 typedef struct Retirement {
 	Request *request;
 	WireUnregisterRequest asked;
-	Wait *wait;	      /* holds the results even if nobody waits */
-	LedgerSerial *serial; /* of this request, in the ledger */
-	bool again;	      /* it was begun by an earlier broker */
+	Wait *wait;			 /* holds the results even if nobody waits */
+	LedgerSerial *serial;		 /* of this request, in the ledger */
+	bool again;			 /* it was begun by an earlier broker */
+	bool is_known;			 /* what follows has been looked for, once for all entries */
+	Region *retired[WIRE_BATCH_MAX]; /* by this very request when it was first sent */
 } Retirement;
 
-/* a region that this very request retired when it was first sent, and that still drains */
-static Region *find_retired(const Session *session, uint64_t serial, uint32_t index) {
+static void find_all_retired(Retirement *retirement) {
+	const Session *session = retirement->request->session;
 	const Registry *registry = &session->broker->registry;
 
+	retirement->is_known = true;
 	for (uint32_t slot = 0; slot < registry->n_used; ++slot) {
 		const LedgerRegion *at = ledger_region(&session->broker->ledger, slot);
 
-		if (registry->regions[slot] && at->state != WIRE_STATE_REVOKED && at->retired_session == session->id &&
-		    at->retired_serial == serial && at->retired_index == index)
-			return registry->regions[slot];
+		if (registry->regions[slot] && at->retired_session == session->id &&
+		    at->retired_serial == retirement->request->header.serial && at->retired_index < WIRE_BATCH_MAX)
+			retirement->retired[at->retired_index] = registry->regions[slot];
 	}
-	return NULL;
+}
+
+/* a region that this very request retired when it was first sent, and that still drains */
+static Region *find_retired(Retirement *retirement, uint32_t index) {
+	Region *region;
+
+	if (!retirement->is_known)
+		find_all_retired(retirement);
+	region = retirement->retired[index];
+	return region && region->state != WIRE_STATE_REVOKED ? region : NULL;
 }
 
 static int retire(Retirement *retirement, Region *region, uint32_t index) {
@@ -166,18 +178,19 @@ static int retire(Retirement *retirement, Region *region, uint32_t index) {
 	return 0;
 }
 
-/* asked again: what was begun then is done, or is done now, and whoever has the name since is not meant */
+/*
+ * Asked again: what was begun then is done, or is done now, and whoever has the name since is not meant. What still
+ * has its name is left to the caller, who asks for the right: this message need not name what the first one did.
+ */
 static int retire_again(Retirement *retirement, Region *region, uint32_t index, bool *ret_done) {
-	Session *session = retirement->request->session;
 	WireUnregisterResult *result = &retirement->wait->results[index];
 
 	*ret_done = true;
-	if (!(retirement->serial->done >> index & 1)) {
+	if (!(retirement->serial->done >> index & 1) || (region && region->generation <= retirement->serial->counter)) {
 		*ret_done = false;
 		return 0;
 	}
-	if (!region || region->generation > retirement->serial->counter)
-		region = find_retired(session, retirement->request->header.serial, index);
+	region = find_retired(retirement, index);
 	if (region)
 		return retire(retirement, region, index);
 	result->state = WIRE_UNREGISTERED_GONE;

@@ -54,6 +54,7 @@ struct Segment {
 	uint32_t n_entries; /* dead ones included */
 	uint32_t n_live;
 	uint64_t dead_bytes;
+	uint64_t dead_ns;      /* until when what is dead may stay, 0 while there is no dead memory */
 	List live;	       /* KeeperEntry.link */
 	ListLink waste_link;   /* in Keeper.waste: wants compaction */
 	bool is_removed;       /* from the store: waits for the barrier */
@@ -62,12 +63,15 @@ struct Segment {
 	size_t n_held;
 };
 
+static void on_dead_time(LoopTimer *timer);
+
 void keeper_init(Keeper *keeper, Loop *loop, Closer *closer, uint64_t *last_segment) {
 	*keeper = (Keeper){
 		.enabled = notify_has_store(),
 		.loop = loop,
 		.closer = closer,
 		.last_segment = last_segment,
+		.dead_timer.on_time = on_dead_time,
 	};
 	list_init(&keeper->segments);
 	list_init(&keeper->waste);
@@ -168,6 +172,7 @@ static bool segment_is_waste(const Segment *segment) {
 	bool is_open = segment == segment->keeper->current || segment == segment->keeper->spare;
 
 	return segment->dead_bytes > KEEPER_DEAD_MAX ||
+	       (segment->dead_ns && segment->dead_ns <= loop_now(segment->keeper->loop)) ||
 	       (!is_open && (segment->n_live * 2 < segment->n_entries || segment->n_live < KEEPER_SEGMENT_FEW));
 }
 
@@ -176,6 +181,32 @@ static bool segment_judge(Segment *segment) {
 	if (!list_is_linked(&segment->waste_link) && segment_is_waste(segment))
 		list_append(&segment->keeper->waste, &segment->waste_link);
 	return list_is_linked(&segment->waste_link);
+}
+
+static void on_dead_time(LoopTimer *timer) {
+	Keeper *keeper = container_of(timer, Keeper, dead_timer);
+	uint64_t next = UINT64_MAX;
+
+	list_for_each (link, &keeper->segments) {
+		Segment *segment = container_of(link, Segment, link);
+
+		if (segment->dead_ns && !segment_judge(segment) && segment->dead_ns < next)
+			next = segment->dead_ns;
+	}
+	/* on_turn() follows, which compacts */
+	if (next != UINT64_MAX)
+		loop_timer_set(keeper->loop, &keeper->dead_timer, next);
+}
+
+/* its owner may let it grow still, and nothing tells */
+static void segment_has_dead(Segment *segment, uint32_t kind) {
+	Keeper *keeper = segment->keeper;
+
+	if (kind != KEEPER_OBJECT || segment->dead_ns)
+		return;
+	segment->dead_ns = loop_now(keeper->loop) + KEEPER_DEAD_NS;
+	if (!keeper->dead_timer.at_ns)
+		loop_timer_set(keeper->loop, &keeper->dead_timer, segment->dead_ns);
 }
 
 /* a segment that takes messages; NULL when there is none now */
@@ -233,6 +264,7 @@ void keeper_deinit(Keeper *keeper) {
 	if (!keeper->loop)
 		return;
 	loop_timer_unlink(&keeper->timer);
+	loop_timer_unlink(&keeper->dead_timer);
 	for (ListLink *link; (link = list_first(&keeper->segments));)
 		segment_free(container_of(link, Segment, link));
 	keeper->enabled = false;
@@ -337,6 +369,7 @@ void keeper_drop(Keeper *keeper, KeeperEntry *entry, uint32_t uid, uint64_t byte
 	if (segment && !keeper->frozen) {
 		segment->n_live--;
 		segment->dead_bytes += bytes;
+		segment_has_dead(segment, entry->kind);
 		hold = segment_judge(segment);
 	}
 	for (size_t i = 0; i < entry->n_fds; ++i) {
@@ -461,6 +494,7 @@ static int segment_take(Segment *segment, const Message *message, size_t size, i
 				fds[at + j] = -EBADF;
 		} else {
 			segment->dead_bytes += pinned(record->kind, fds + at, record->n_fds);
+			segment_has_dead(segment, record->kind);
 			close_all(keeper, fds + at, record->n_fds);
 		}
 		at += record->n_fds;

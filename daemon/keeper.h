@@ -32,6 +32,7 @@
 #define KEEPER_SEGMENT_FEW 64 /* live entries that are no reason to keep a segment that takes no more */
 #define KEEPER_BATCH_MAX 64
 #define KEEPER_DEAD_MAX (UINT64_C(64) << 20) /* bytes that dead entries of a segment may pin */
+#define KEEPER_DEAD_NS UINT64_C(30000000000) /* and for how long: memory may grow once it is dead */
 
 typedef struct Keeper Keeper;
 typedef struct KeeperEntry KeeperEntry;
@@ -65,6 +66,7 @@ struct Keeper {
 	List segments; /* Segment.link, the current and the spare one included */
 	List waste;    /* Segment.waste_link: to be compacted, or waiting for the barrier */
 	LoopTimer timer;
+	LoopTimer dead_timer;
 	uint64_t n_parked; /* entries */
 	uint64_t n_compacted;
 };

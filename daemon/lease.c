@@ -119,15 +119,14 @@ Lease *lease_find(Session *session, uint64_t id) {
 	return NULL;
 }
 
-Lease *lease_find_asked(Session *session, uint64_t serial, uint32_t index) {
+void leases_find_asked(const Session *session, uint64_t serial, Lease *ret_leases[WIRE_BATCH_MAX]) {
 	list_for_each (link, &session->leases) {
 		Lease *lease = container_of(link, Lease, session_link);
 		const LedgerLease *at = ledger_lease(&session->broker->ledger, lease->ledger_index);
 
-		if (at->asked_serial == serial && at->asked_index == index)
-			return lease;
+		if (at->asked_serial == serial && at->asked_index < WIRE_BATCH_MAX && !ret_leases[at->asked_index])
+			ret_leases[at->asked_index] = lease;
 	}
-	return NULL;
 }
 
 /* those that come and go by message are many: some are kept for the next ones */

@@ -72,8 +72,8 @@ Map *map_free(Map *map);
 uint32_t map_count(const Map *map);
 
 Lease *lease_find(Session *session, uint64_t id);
-/* The lease that the session asked for under @serial as entry @index, or NULL. */
-Lease *lease_find_asked(Session *session, uint64_t serial, uint32_t index);
+/* The leases that the session asked for under @serial, by entry; those that are not there stay NULL. */
+void leases_find_asked(const Session *session, uint64_t serial, Lease *ret_leases[WIRE_BATCH_MAX]);
 /* @serial and @index: which entry of which request asks for it. Returns 0, LEASE_E_QUOTA or -ENOMEM. */
 int lease_new(Session *session, Region *region, uint64_t serial, uint32_t index, Lease **ret);
 /* One that the ledger has at @index; @region NULL when it was revoked. Returns 0 or -ENOMEM. */

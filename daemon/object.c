@@ -312,13 +312,22 @@ Object *object_ref(Object *object) {
 	return object;
 }
 
+/* its pages now: the owner need not say when the memory grows */
+static uint64_t object_pins(const Object *object) {
+	struct stat st;
+
+	if (object->fd < 0 || fstat(object->fd, &st) < 0 || (uint64_t)st.st_blocks * 512 < object->size)
+		return object->size;
+	return (uint64_t)st.st_blocks * 512;
+}
+
 Object *object_unref(Object *object) {
 	if (!object || --object->n_refs)
 		return NULL;
 
 	table_remove(&object->objects->table, &object->link);
 	ledger_drop_object(object->objects->ledger, object);
-	keeper_drop(object->objects->keeper, &object->parked, object->key.uid, object->size);
+	keeper_drop(object->objects->keeper, &object->parked, object->key.uid, object_pins(object));
 	account_refund(&object->charge_bytes);
 	account_refund(&object->charge_fds);
 	object->objects->n--;

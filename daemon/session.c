@@ -10,6 +10,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "broker.h"
 #include "dispatch.h"
@@ -25,6 +26,8 @@
 
 #define CONNECTION_FDS 2 /* the socket and the pidfd */
 #define DETACHED_CHECK_NS UINT64_C(1000000000)
+#define SLOW_CHECK_NS UINT64_C(20000000)
+#define SLOW_CHECK_SHARE 500
 
 Identity *identity_ref(Identity *identity) {
 	identity->n_refs++;
@@ -326,11 +329,36 @@ static void sessions_insert(Session *session) {
 	at->prev = &session->link;
 }
 
+static uint64_t clock_now(void) {
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/*
+ * Asking takes the kernel some 100 ms when a page of the file is pinned (vmsplice(2), io_uring), in which nobody is
+ * served. Whoever does that is asked no more for a while: until its process ends its pages count as mapped.
+ */
+static bool session_has_unmapped(Session *session) {
+	Account *account = session->account;
+	uint64_t begin = clock_now(), ns;
+	bool unmapped;
+
+	if (account->patience_ns > begin)
+		return session->page.fd < 0;
+	unmapped = page_is_unmapped(&session->page);
+	ns = clock_now() - begin;
+	if (ns > SLOW_CHECK_NS)
+		account->patience_ns = begin + ns * SLOW_CHECK_SHARE;
+	return unmapped;
+}
+
 /* The connection is over. True when the lease page goes on counting: a live process may still read the memory. */
 static bool session_detach(Session *session) {
 	Broker *broker = session->broker;
 
-	if (!session->attached || list_is_empty(&session->maps) || page_is_unmapped(&session->page))
+	if (!session->attached || list_is_empty(&session->maps) || session_has_unmapped(session))
 		return false;
 	/* acquire reads this word after it has counted; the scan's barrier orders the two */
 	registry_session_set(&broker->registry, session->index, 0);
@@ -403,7 +431,7 @@ void sessions_check_detached(Broker *broker) {
 		if (!only_page_tells(session))
 			continue;
 		again = true;
-		if (page_is_unmapped(&session->page))
+		if (session_has_unmapped(session))
 			session_end(session);
 	}
 	if (again)

@@ -110,6 +110,7 @@ int fd_reopen(int fd, int flags) {
 	int opened;
 
 	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	opened = open(path, O_CLOEXEC | flags);
+	/* whoever has a lease on the file (fcntl(2), F_SETLEASE) would keep us waiting for lease-break-time */
+	opened = open(path, O_CLOEXEC | O_NONBLOCK | flags);
 	return opened < 0 ? -errno : opened;
 }

@@ -8,7 +8,7 @@ import threading
 import pytest
 from broker import ADMIN, CONSUMER, OTHER, OWNER, ROOT, until
 from protocol_client import (
-    ANY_UID, LIMIT, NUMBERS, READ, REST, STRUCTS, Client, Disconnected, batch, message, padded,
+    ANY_UID, LIMIT, NUMBERS, READ, REST, STRUCTS, Client, Disconnected, Refused, batch, message, padded,
 )
 
 WANT_FD, NO_LEASE = NUMBERS["LOOKUP"]["WANT_FD"], NUMBERS["LOOKUP"]["NO_LEASE"]
@@ -97,3 +97,15 @@ def test_who_reads_gets_fds_without_paying_for_them(broker):
     for _ in range(3):
         consumer.read_lookup("x", no_lease=True)
         assert admin.stats()["held_fds"] == before
+
+
+@needs_users
+def test_a_repeated_unregister_asks_for_the_right(broker):
+    """RETRY under the serial of one's own RELEASE retired, and discarded, whatever region the new message named."""
+    victim, attacker = broker.peer(OWNER), broker.peer(CONSUMER)
+    victim.give("victim", fill=b"precious")
+    attacker.release(attacker.lookup("victim")["lease"])
+    with pytest.raises(Refused, match="PERMISSION"):
+        attacker.repeat(attacker.last_serial(), "unregister", "victim", mode="DISCARD")
+    assert victim.peek("victim")[:8] == b"precious"
+    victim.unregister("victim")
