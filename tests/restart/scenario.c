@@ -17,7 +17,7 @@
 #define PREFIX "kill-points."
 #define PAGE 4096
 #define BIG (UINT64_C(80) << 20) /* dead, it is compacted away at once */
-#define DEADLINE_MS 20000
+#define DEADLINE_MS 40000
 #define REGIONS_MAX 64
 
 typedef struct Scenario {
