@@ -68,6 +68,7 @@ dist_man_MANS += \
 	libbroker/client/shmb_region_create.3 \
 	libbroker/client/shmb_status_iter_new.3 \
 	libbroker/shmbroker.7 \
+	libbroker/wire/shmbroker-protocol-messages.7 \
 	libbroker/wire/shmbroker-protocol.7
 pkgconfigdir = $(libdir)/pkgconfig
 pkgconfig_DATA = libbroker/libshmbroker.pc

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of the broker in pure Python, written from shmbroker-protocol(7) alone.
+"""A client of the broker in pure Python, written from shmbroker-protocol(7) and shmbroker-protocol-messages(7) alone.
 
-Struct layouts, opcodes, numbers, limits and error codes are read from the tables of the page, not from the code: when
-the page is wrong, the tests that use this client fail.
+Struct layouts, opcodes, numbers, limits and error codes are read from the tables of the pages, not from the code: when
+a page is wrong, the tests that use this client fail.
 """
 
 import fcntl
@@ -15,13 +15,14 @@ import struct
 import threading
 import time
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "libbroker/wire/shmbroker-protocol.7"
+WIRE = pathlib.Path(__file__).resolve().parents[2] / "libbroker/wire"
+PAGES = WIRE / "shmbroker-protocol.7", WIRE / "shmbroker-protocol-messages.7"
 DEADLINE = 20
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
 
 
 class Struct:
-    """One struct of the page; fields are packed from keywords (0 when not given) and unpacked to a dict."""
+    """One struct of the pages; fields are packed from keywords (0 when not given) and unpacked to a dict."""
 
     def __init__(self, name, size):
         self.name, self.size, self.fields = name, size, []
@@ -46,11 +47,11 @@ class Struct:
         return next(offset for name, offset, _ in self.fields if name == field)
 
 
-def read_page(path=PAGE):
-    """The page's tables: structs, opcodes, numbers by group, limits, errors."""
+def read_pages():
+    """The pages' tables: structs, opcodes, numbers by group, limits, errors."""
     structs, opcodes, numbers, limits, errors = {}, {}, {}, {}, {}
     section, current = "", None
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in "".join(page.read_text(encoding="utf-8") for page in PAGES).splitlines():
         if line.startswith(".Sh "):
             section, current = line[4:], None
         elif line.startswith(".Ss "):
@@ -69,11 +70,11 @@ def read_page(path=PAGE):
                 limits[cells[0]] = int(cells[1])
             elif section == "ERRORS":
                 errors[cells[0]] = int(cells[1])
-    assert structs and opcodes and numbers and limits and errors, path
+    assert structs and opcodes and numbers and limits and errors, PAGES
     return structs, opcodes, numbers, limits, errors
 
 
-STRUCTS, OP, NUMBERS, LIMIT, E = read_page()
+STRUCTS, OP, NUMBERS, LIMIT, E = read_pages()
 ERROR_NAMES = {value: name for name, value in E.items()}
 HEADER = STRUCTS["Header"]
 FLAG, STATE, MODE, SCOPE, EVENT = (NUMBERS[group] for group in ("FLAG", "STATE", "MODE", "SCOPE", "EVENT"))
