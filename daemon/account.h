@@ -27,14 +27,15 @@ typedef struct Config Config;
 #define ACCOUNT_UNLIMITED UINT64_MAX
 
 /* RESOURCE(NAME, name, "meaning"); `name` is also the key in [quota] */
-#define ACCOUNT_RESOURCES(RESOURCE)                                                \
-	RESOURCE(SESSIONS, sessions, "connections and detached sessions")          \
-	RESOURCE(REGIONS, regions, "registered regions")                           \
-	RESOURCE(BYTES, bytes, "bytes of memory behind regions, each object once") \
-	RESOURCE(MAPS, maps, "generations given to consumers")                     \
-	RESOURCE(LEASES, leases, "leases by message")                              \
-	RESOURCE(MESSAGES, messages, "requests that wait for their answer")        \
-	RESOURCE(FDS, fds, "file descriptors that the broker keeps")               \
+#define ACCOUNT_RESOURCES(RESOURCE)                                                                \
+	RESOURCE(SESSIONS, sessions, "connections and detached sessions")                          \
+	RESOURCE(REGIONS, regions, "registered regions")                                           \
+	RESOURCE(BYTES, bytes, "bytes of memory behind regions, each object once")                 \
+	RESOURCE(GPU_BYTES, gpu_bytes, "bytes of GPU memory behind regions, each allocation once") \
+	RESOURCE(MAPS, maps, "generations given to consumers")                                     \
+	RESOURCE(LEASES, leases, "leases by message")                                              \
+	RESOURCE(MESSAGES, messages, "requests that wait for their answer")                        \
+	RESOURCE(FDS, fds, "file descriptors that the broker keeps")                               \
 	RESOURCE(REVOKED, revoked, "revoked regions that are still held")
 
 typedef enum AccountResource {

@@ -160,6 +160,7 @@ void broker_reload(Broker *broker) {
 		notify_ready("the configuration was not taken: see the log");
 		return;
 	}
+	cuda_configure(broker->cuda, config);
 	config_free(broker->config);
 	broker->config = config;
 	accounts_configure(&broker->accounts, config);
@@ -499,6 +500,8 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 			what = "io_uring, which was insisted on";
 	}
 	if (!r)
+		r = cuda_new(&broker->cuda, broker->loop, config);
+	if (!r)
 		r = broker_init_memory(broker, &fds);
 	if (!r)
 		r = broker_init_signals(broker);
@@ -567,6 +570,7 @@ Broker *broker_free(Broker *broker) {
 		atomic_store(&broker->registry.header->state, LAYOUT_CLOSED);
 	sessions_abandon(broker);
 	broker_free_regions(broker);
+	cuda_free(broker->cuda);
 	if (broker->loop) {
 		loop_poll_unlink(&broker->signal_poll);
 		loop_timer_unlink(&broker->closer_timer);

@@ -8,6 +8,7 @@
 #include "account.h"
 #include "closer.h"
 #include "config.h"
+#include "cuda/cuda.h"
 #include "keeper.h"
 #include "ledger.h"
 #include "list.h"
@@ -70,6 +71,7 @@ struct Broker {
 	Config *config;
 	Loop *loop;
 	Closer *closer;
+	Cuda *cuda;
 	Spin spin;
 	Accounts accounts;
 	Registry registry;

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "config-value.h"
+#include "cuda/cuda.h"
 #include "loop.h"
 #include "spin.h"
 #include "wire/fd.h"
@@ -34,6 +35,7 @@ typedef enum OptionType {
 	TYPE_LOOP,
 	TYPE_SPIN,
 	TYPE_UNSEALED,
+	TYPE_CUDA,
 	TYPE_PATHS,
 	TYPE_IDS,
 	TYPE_RESERVE,
@@ -93,6 +95,11 @@ static const char *const loop_words[] = { "auto", "io_uring", "epoll" };
 static const int loop_kinds[] = { LOOP_AUTO, LOOP_IO_URING, LOOP_EPOLL };
 static const char *const spin_words[] = { [SPIN_AUTO] = "auto", [SPIN_NO] = "no", [SPIN_YES] = "yes" };
 static const char *const unsealed_words[] = { "refuse", "accept" };
+static const char *const cuda_words[] = { [CUDA_AUTO] = "auto",
+					  [CUDA_OFF] = "off",
+					  [CUDA_RELAY] = "relay",
+					  [CUDA_VALIDATE] = "validate",
+					  [CUDA_HOLD] = "hold" };
 
 /* ---- values ---- */
 
@@ -151,6 +158,11 @@ static int store(const Option *option, Config *config, const char *text, char *w
 		r = config_value_word(text, unsealed_words, 2, &word, why);
 		if (!r)
 			*(bool *)field = word;
+		return r;
+	case TYPE_CUDA:
+		r = config_value_word(text, cuda_words, 5, &word, why);
+		if (!r)
+			*(int *)field = (int)word;
 		return r;
 	case TYPE_PATHS:
 		if (*text)

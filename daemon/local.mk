@@ -17,6 +17,8 @@ daemon_sources = \
 	daemon/config-value.h \
 	daemon/config.c \
 	daemon/config.h \
+	daemon/cuda/cuda.c \
+	daemon/cuda/cuda.h \
 	daemon/dispatch-consumer.c \
 	daemon/dispatch-hello.c \
 	daemon/dispatch-owner.c \
