@@ -418,6 +418,7 @@ static int broker_init_memory(Broker *broker, NotifyFds *fds) {
 	keeper_init(&broker->keeper, broker->loop, broker->closer, NULL);
 	broker->objects.closer = broker->closer;
 	broker->objects.keeper = &broker->keeper;
+	broker->objects.cuda = broker->cuda;
 	broker->objects.ledger = &broker->ledger;
 	r = broker->keeper.enabled ? recover(broker, fds) : RECOVER_E_NOTHING;
 	if (r < 0)

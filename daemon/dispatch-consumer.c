@@ -38,6 +38,9 @@ static int check_use(const Session *session, const Region *region, uint32_t acce
 		*ret_why = "the region is offered for reading only";
 		return SHMB_E_ACCESS;
 	}
+	/* GPU memory is mapped for reading by the consumer's own library */
+	if (region->object->cuda)
+		return 0;
 	if (!(access & WIRE_ACCESS_WRITE) && region->object->key.mode != O_RDONLY && region->object->read_only_fd < 0) {
 		*ret_why = "no read-only fd: the owner sent none and the broker cannot open the memory again";
 		return SHMB_E_NO_READ_ONLY_FD;
@@ -80,7 +83,7 @@ static int lookup_window(const Region *region, const WireLookupEntry *entry, uin
 
 /* @lease is that of an earlier time that this was asked, or NULL */
 static int lookup_one(Request *request, const WireLookup *lookup, uint32_t index, Lease *lease, WireLookupResult *ret,
-		      int *fds, uint32_t *n_fds, const char **ret_why) {
+		      int *fds, uint32_t *n_fds, const uint8_t **ret_handle, const char **ret_why) {
 	Session *session = request->session;
 	const WireLookupEntry *entry = &lookup->entry;
 	uint64_t serial = request->header.serial;
@@ -122,7 +125,12 @@ static int lookup_one(Request *request, const WireLookup *lookup, uint32_t index
 		.access = (uint8_t)entry->access,
 		.fd_index = WIRE_NO_FD,
 	};
-	if (entry->flags & WIRE_LOOKUP_WANT_FD) {
+	if (region->object->cuda)
+		memcpy(ret->device.bytes, region->object->cuda->record.device, sizeof(ret->device.bytes));
+	if (entry->flags & WIRE_LOOKUP_WANT_FD && region->kind == WIRE_KIND_CUDA_IPC) {
+		ret->handle_length = WIRE_HANDLE_SIZE;
+		*ret_handle = region->object->cuda->record.handle;
+	} else if (entry->flags & WIRE_LOOKUP_WANT_FD) {
 		ret->fd_index = (uint16_t)*n_fds;
 		fds[(*n_fds)++] = object_fd(region->object, entry->access);
 	}
@@ -150,9 +158,10 @@ int dispatch_lookup(Request *request) {
 	wire_write(&request->reply, &head, sizeof(head));
 	for (uint32_t i = 0; i < head.count; ++i) {
 		WireLookupResult result = { .fd_index = WIRE_NO_FD };
+		const uint8_t *handle = NULL;
 		const char *why = "";
 
-		r = lookup_one(request, &entries[i], i, leases[i], &result, fds, &n_fds, &why);
+		r = lookup_one(request, &entries[i], i, leases[i], &result, fds, &n_fds, &handle, &why);
 		if (r < 0) {
 			r = SHMB_E_AGAIN;
 			why = "the broker is out of memory";
@@ -167,6 +176,8 @@ int dispatch_lookup(Request *request) {
 		wire_write(&request->reply, &result, sizeof(result));
 		if (result.text_length)
 			wire_write(&request->reply, why, result.text_length);
+		if (result.handle_length)
+			wire_write(&request->reply, handle, result.handle_length);
 	}
 	request_send(request, fds, n_fds);
 	return 0;
@@ -287,6 +298,7 @@ int dispatch_map(Request *request) {
 	Session *session = request->session;
 	WireMapRequest asked;
 	WireMapReply reply;
+	const ObjectCuda *cuda;
 	Region *region;
 	Map *map;
 	bool want_fd;
@@ -301,7 +313,8 @@ int dispatch_map(Request *request) {
 	r = map_refuse_state(request, region) ?: check_use(session, region, asked.access, &request->why);
 	if (r)
 		return r;
-	want_fd = asked.have_object != region->object->id || asked.flags & WIRE_MAP_WANT_FD;
+	want_fd =
+		region->object->fd >= 0 && (asked.have_object != region->object->id || asked.flags & WIRE_MAP_WANT_FD);
 	r = session_charge_unread(session, want_fd);
 	if (r)
 		return r < 0 ? r : request_refuse(request, (uint32_t)r, WHY_UNREAD);
@@ -324,8 +337,17 @@ int dispatch_map(Request *request) {
 		.access = (uint8_t)asked.access,
 	};
 	fd = object_fd(region->object, asked.access);
+	cuda = region->object->cuda;
+	if (cuda) {
+		memcpy(reply.device.bytes, cuda->record.device, sizeof(reply.device.bytes));
+		reply.owner_pid = cuda->record.owner_pid;
+		reply.owner_pid_namespace = cuda->record.owner_pid_namespace;
+		reply.handle_length = region->kind == WIRE_KIND_CUDA_IPC ? WIRE_HANDLE_SIZE : 0;
+	}
 	request_reply(request);
 	wire_write(&request->reply, &reply, sizeof(reply));
+	if (reply.handle_length)
+		wire_write(&request->reply, cuda->record.handle, reply.handle_length);
 	request_send(request, &fd, want_fd);
 	return 0;
 }

@@ -36,6 +36,7 @@ static void hello_reply(Request *request, uint16_t flags) {
 		.version = WIRE_VERSION,
 		.roles = session->roles,
 		.features = WIRE_FEATURE_LEASE_PAGE | WIRE_FEATURE_EVENTS |
+			    (cuda_is_on(broker->cuda) ? WIRE_FEATURE_CUDA : 0) |
 			    (broker->keeper.enabled ? WIRE_FEATURE_RESUME : 0),
 		.session = session->id,
 		.epoch = broker->registry.shape.epoch,

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "broker.h"
@@ -11,109 +10,6 @@
 #include "session.h"
 #include "wait.h"
 #include "wire/name.h"
-
-static int write_registered(Request *request, int r, const Region *region, const char *why) {
-	WireRegisterResult result = {};
-
-	if (r < 0) {
-		r = SHMB_E_AGAIN;
-		why = "the broker is out of memory";
-	}
-	if (r) {
-		request->session->broker->stats.registrations_refused++;
-		result.code = (uint32_t)r;
-		result.text_length = request_text_length(why);
-	} else {
-		result.slot = region->slot;
-		result.generation = region->generation;
-		result.object = region->object ? region->object->id : 0;
-		result.flags = region->flags;
-	}
-	wire_write(&request->reply, &result, sizeof(result));
-	wire_write(&request->reply, why, result.text_length);
-	return r;
-}
-
-/* one REGISTER message; what it asks for in vain has its reason beside it */
-typedef struct Registration {
-	WireRegister entries[WIRE_BATCH_MAX];
-	Region *regions[WIRE_BATCH_MAX];
-	int results[WIRE_BATCH_MAX];
-	char why[WIRE_BATCH_MAX][WIRE_TEXT_MAX];
-	bool is_old[WIRE_BATCH_MAX]; /* the region is of an earlier time that this was asked */
-	uint32_t n;
-} Registration;
-
-static void registration_prepare(Registration *registration, Request *request, RegisterFds *fds) {
-	if (request->header.flags & WIRE_FLAG_RETRY)
-		regions_find_asked(request->session, request->header.serial, registration->regions);
-	for (uint32_t i = 0; i < registration->n; ++i) {
-		registration->why[i][0] = 0;
-		registration->results[i] = 0;
-		registration->is_old[i] = request->header.flags & WIRE_FLAG_RETRY && registration->regions[i];
-		if (!registration->is_old[i])
-			registration->results[i] = region_prepare(request->session, &registration->entries[i], fds,
-								  &registration->regions[i], registration->why[i]);
-	}
-}
-
-/* parked as one message, before anything is published; what cannot outlive the broker is refused */
-static void registration_keep(Registration *registration, Session *session) {
-	Object *objects[WIRE_BATCH_MAX];
-	size_t n = 0;
-	int r;
-
-	for (uint32_t i = 0; i < registration->n; ++i)
-		if (!registration->results[i] && !registration->is_old[i])
-			objects[n++] = registration->regions[i]->object;
-	r = objects_keep(&session->broker->objects, objects, n);
-	if (!r)
-		return;
-	for (uint32_t i = 0; i < registration->n; ++i) {
-		if (registration->results[i] || registration->is_old[i] ||
-		    registration->regions[i]->object->ledger_index != LEDGER_NONE)
-			continue;
-		region_free(registration->regions[i]);
-		registration->results[i] = r == -EAGAIN ? SHMB_E_AGAIN : SHMB_E_NO_FDS;
-		(void)snprintf(registration->why[i], WIRE_TEXT_MAX, "%s", keeper_why(r));
-	}
-}
-
-int dispatch_register(Request *request) {
-	Session *session = request->session;
-	Broker *broker = session->broker;
-	RegisterFds fds = { .fds = request->fds };
-	Registration registration;
-	WireCountHead head = {};
-
-	if (wire_read_register(&request->body, (uint32_t)request->n_fds, registration.entries, &head.count))
-		return DISPATCH_MALFORMED;
-	registration.n = head.count;
-	/* fds of which one hangs in close() must not pile up */
-	if (request->n_fds && broker_is_suspended(broker, session->peer.uid)) {
-		if (closer_pending(broker->closer, session->peer.uid) > BROKER_SUSPENDED_FDS_MAX)
-			session_disconnect(session, SHMB_E_AGAIN, "fds of this user wait for a close that hangs");
-		return request_refuse(request, SHMB_E_AGAIN,
-				      "an fd of this user hangs in close(): until it ends no further fd is taken");
-	}
-
-	registration_prepare(&registration, request, &fds);
-	registration_keep(&registration, session);
-	request_reply(request);
-	wire_write(&request->reply, &head, sizeof(head));
-	for (uint32_t i = 0; i < head.count; ++i) {
-		if (!registration.results[i] && !registration.is_old[i])
-			registration.results[i] =
-				region_commit(registration.regions[i], session, &registration.entries[i],
-					      request->header.serial, i, registration.why[i]);
-		write_registered(request, registration.results[i], registration.regions[i], registration.why[i]);
-	}
-	for (size_t i = 0; i < request->n_fds; ++i)
-		if (fds.taken >> i & 1)
-			request->fds[i] = -EBADF;
-	request_send(request, NULL, 0);
-	return 0;
-}
 
 /* may the session retire this region by name? */
 static int check_right(const Session *session, const Region *region) {

@@ -117,6 +117,8 @@ static bool status_write(Request *request, const Region *region, Holders *holder
 	entry.length = (uint32_t)status_size(region, holders, container);
 	if (entry.length > wire_writer_room(&request->reply))
 		return false;
+	if (region->object && region->object->cuda)
+		memcpy(entry.device.bytes, region->object->cuda->record.device, sizeof(entry.device.bytes));
 	if (visible)
 		memcpy(entry.comm.bytes, region->identity->comm, sizeof(entry.comm.bytes));
 	wire_write(&request->reply, &entry, sizeof(entry));

@@ -112,7 +112,12 @@ static int dispatch_request(Request *request) {
 }
 
 void dispatch(Session *session, LoopMessage *message) {
-	Request request = { .session = session, .fds = message->fds, .n_fds = message->n_fds };
+	Request request = {
+		.session = session,
+		.message = message->data,
+		.fds = message->fds,
+		.n_fds = message->n_fds,
+	};
 	Broker *broker = session->broker;
 	const char *why;
 	int r;

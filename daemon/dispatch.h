@@ -21,6 +21,7 @@ typedef struct Session Session;
 struct Request {
 	Session *session;
 	WireHeader header;
+	const uint8_t *message; /* the whole of it, as long as the handler runs */
 	WireReader body;
 	WireWriter reply; /* begun by request_reply() in the broker's buffer */
 	int *fds;	  /* fds that stay here are closed by the loop */

@@ -463,10 +463,12 @@ static void close_all(Keeper *keeper, int *fds, size_t n) {
 		closer_close(keeper->closer, 0, steal_fd(&fds[i]));
 }
 
-/* memory that a dead entry pins; only shmem and hugetlbfs were ever parked as objects */
+/* memory that a dead entry pins; what is no shmem and no hugetlbfs is of a GPU, and as much as would never be left */
 static uint64_t pinned(uint32_t kind, const int *fds, size_t n_fds) {
 	struct stat st;
 
+	if (kind == KEEPER_OBJECT && n_fds && fd_seals(fds[0]) < 0)
+		return KEEPER_DEAD_MAX + 1;
 	return kind == KEEPER_OBJECT && n_fds && !fstat(fds[0], &st) ? (uint64_t)st.st_blocks * 512 : 0;
 }
 

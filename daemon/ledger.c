@@ -48,6 +48,7 @@ static void header_init(LedgerHeader *ret, uint32_t session_capacity, uint32_t r
 	ret->sessions_offset = take(&offset, (uint64_t)session_capacity * sizeof(LedgerSession));
 	ret->objects_offset = take(&offset, (uint64_t)region_capacity * sizeof(LedgerObject));
 	ret->acls_offset = take(&offset, (uint64_t)region_capacity * sizeof(LedgerAcl));
+	ret->cuda_offset = take(&offset, (uint64_t)region_capacity * sizeof(LedgerCuda));
 	ret->regions_offset = take(&offset, (uint64_t)region_capacity * sizeof(LedgerRegion));
 	ret->maps_offset = take(&offset, (uint64_t)ret->map_capacity * sizeof(LedgerMap));
 	ret->leases_offset = take(&offset, (uint64_t)ret->lease_capacity * sizeof(LedgerLease));
@@ -185,6 +186,14 @@ static LedgerAcl *acl(const Ledger *ledger, uint32_t index) {
 
 const WireAclEntry *ledger_acl(const Ledger *ledger, uint32_t index) {
 	return acl(ledger, index)->entries;
+}
+
+static LedgerCuda *cuda_of(const Ledger *ledger, uint32_t index) {
+	return record(ledger, ledger->header->cuda_offset, index, sizeof(LedgerCuda));
+}
+
+const LedgerCuda *ledger_cuda(const Ledger *ledger, uint32_t index) {
+	return cuda_of(ledger, index);
 }
 
 LedgerRegion *ledger_region(const Ledger *ledger, uint32_t slot) {
@@ -393,9 +402,12 @@ void ledger_put_object(Ledger *ledger, Object *object) {
 		.flags = object->flags,
 		.n_acl = object->n_acl,
 		.read_only_enforced = object->read_only_enforced,
+		.kind = object->kind,
 	};
 	if (object->n_acl)
 		memcpy(acl(ledger, object->ledger_index)->entries, object->acl, object->n_acl * sizeof(object->acl[0]));
+	if (object->cuda)
+		*cuda_of(ledger, object->ledger_index) = object->cuda->record;
 	header->last_object = object->id;
 	store_id(&at->id, object->id);
 	redo_end(ledger);

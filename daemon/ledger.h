@@ -20,7 +20,7 @@
 #include "wire/protocol.h"
 
 #define LEDGER_MAGIC UINT64_C(0x6764656c706d6873) /* "shmpledg" */
-#define LEDGER_VERSION 3
+#define LEDGER_VERSION 4
 #define LEDGER_SERIALS 64
 #define LEDGER_CONTAINER_SIZE 64
 #define LEDGER_NONE UINT32_MAX /* an index of no record */
@@ -96,13 +96,22 @@ typedef struct LedgerObject {
 	uint32_t flags;
 	uint32_t n_acl; /* the list itself is LedgerAcl of the same index */
 	uint32_t read_only_enforced;
-	uint32_t reserved;
+	uint32_t kind; /* WIRE_KIND_*; of GPU memory LedgerCuda has the rest */
 } LedgerObject;
 
 /* kept apart, so that objects without an access list do not pay for one */
 typedef struct LedgerAcl {
 	WireAclEntry entries[WIRE_ACL_MAX];
 } LedgerAcl;
+
+/* GPU memory, kept apart likewise; @device is the record's too and @inode of LedgerObject tells nothing */
+typedef struct LedgerCuda {
+	uint8_t device[16];
+	uint8_t handle[WIRE_HANDLE_SIZE];
+	uint64_t owner_pid_namespace;
+	uint32_t owner_pid;
+	uint32_t reserved;
+} LedgerCuda;
 
 typedef struct LedgerRegion {
 	uint64_t generation;
@@ -158,6 +167,7 @@ typedef struct LedgerHeader {
 	uint64_t sessions_offset;
 	uint64_t objects_offset;
 	uint64_t acls_offset;
+	uint64_t cuda_offset;
 	uint64_t regions_offset;
 	uint64_t maps_offset;
 	uint64_t leases_offset;
@@ -207,6 +217,7 @@ void ledger_deinit(Ledger *ledger);
 LedgerSession *ledger_session(const Ledger *ledger, uint32_t index);
 LedgerObject *ledger_object(const Ledger *ledger, uint32_t index);
 const WireAclEntry *ledger_acl(const Ledger *ledger, uint32_t index);
+const LedgerCuda *ledger_cuda(const Ledger *ledger, uint32_t index);
 LedgerRegion *ledger_region(const Ledger *ledger, uint32_t slot);
 LedgerMap *ledger_map(const Ledger *ledger, uint32_t index);
 LedgerLease *ledger_lease(const Ledger *ledger, uint32_t index);

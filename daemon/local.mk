@@ -61,6 +61,8 @@ daemon_sources = \
 	daemon/recover.h \
 	daemon/region.c \
 	daemon/region.h \
+	daemon/registration.c \
+	daemon/registration.h \
 	daemon/registry.c \
 	daemon/registry.h \
 	daemon/retire.c \

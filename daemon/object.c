@@ -128,6 +128,19 @@ static uint64_t key_hash(const ObjectKey *key) {
 			  (uint64_t)key->uid << 32 ^ key->mode);
 }
 
+/* GPU memory has none of the numbers of files */
+#define CUDA_DEVICE ((dev_t)-1)
+
+static uint64_t handle_hash(const CudaCheck *check) {
+	uint64_t words[(WIRE_HANDLE_SIZE + sizeof(check->device)) / sizeof(uint64_t)], hash = 0;
+
+	memcpy(words, check->handle, sizeof(check->handle));
+	memcpy(words + WIRE_HANDLE_SIZE / sizeof(uint64_t), check->device, sizeof(check->device));
+	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); ++i)
+		hash = table_hash(hash ^ words[i]);
+	return hash;
+}
+
 static bool acl_equal(const Object *object, const WireAclEntry *acl, uint32_t n_acl) {
 	return object->n_acl == n_acl && (!n_acl || !memcmp(object->acl, acl, n_acl * sizeof(*acl)));
 }
@@ -180,6 +193,7 @@ static Object *object_new(Objects *objects, uint64_t id, const ObjectKey *key, c
 		.fd = -EBADF,
 		.read_only_fd = -EBADF,
 		.ledger_index = LEDGER_NONE,
+		.kind = WIRE_KIND_MEMORY,
 		.n_acl = n_acl,
 	};
 	if (n_acl)
@@ -253,6 +267,94 @@ int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account 
 	return 0;
 }
 
+/* one that is the same allocation; several handles may have one hash */
+static Object *objects_find_cuda(Objects *objects, const ObjectKey *key, const CudaCheck *check) {
+	table_for_each(link, &objects->table, key_hash(key)) {
+		Object *object = container_of(link, Object, link);
+
+		if (object->cuda && object->key.session == key->session && object->key.uid == key->uid &&
+		    object->kind == check->kind &&
+		    !memcmp(object->cuda->record.handle, check->handle, sizeof(check->handle)) &&
+		    !memcmp(object->cuda->record.device, check->device, sizeof(check->device)))
+			return object;
+	}
+	return NULL;
+}
+
+static int object_init_cuda(Object *object, CudaCheck *check, ObjectFds *fds, Account *account) {
+	int fd, r;
+
+	object->kind = check->kind;
+	object->size = check->object_size;
+	object->flags = check->is_validated ? 0 : WIRE_REGION_UNVALIDATED;
+	object->cuda = calloc(1, sizeof(*object->cuda));
+	if (!object->cuda)
+		return -ENOMEM;
+	object->cuda->record = (LedgerCuda){
+		.owner_pid = check->owner_pid,
+		.owner_pid_namespace = check->owner_pid_namespace,
+	};
+	memcpy(object->cuda->record.device, check->device, sizeof(check->device));
+	memcpy(object->cuda->record.handle, check->handle, sizeof(check->handle));
+	r = account_charge(&object->charge_bytes, account, ACCOUNT_GPU_BYTES, object->size);
+	if (r)
+		return OBJECT_E_QUOTA;
+	if (check->kind == WIRE_KIND_CUDA_IPC)
+		return 0;
+	r = account_charge(&object->charge_fds, account, ACCOUNT_FDS, 1);
+	if (r)
+		return r == ACCOUNT_E_FULL ? OBJECT_E_NO_FDS : OBJECT_E_QUOTA;
+	fd = take_fd(fds->fd, &fds->fd_taken);
+	if (fd < 0)
+		return OBJECT_E_NO_FDS;
+	object_set_fds(object, fd, -EBADF);
+	return 0;
+}
+
+int objects_get_cuda(Objects *objects, const ObjectKey *asked, CudaCheck *check, ObjectFds *fds, Account *account,
+		     const WireAclEntry *acl, uint32_t n_acl, Object **ret) {
+	bool is_ipc = check->kind == WIRE_KIND_CUDA_IPC;
+	ObjectKey key = *asked;
+	Object *object = NULL;
+	int r;
+
+	key.device = CUDA_DEVICE;
+	key.inode = is_ipc ? (ino_t)handle_hash(check) : (ino_t)(objects->last_id + 1);
+	if (is_ipc)
+		object = objects_find_cuda(objects, &key, check);
+	if (object) {
+		if (!acl_equal(object, acl, n_acl))
+			return OBJECT_E_ACCESS_DIFFERS;
+		/* without a helper the size is what a window needs, which the next one may exceed */
+		if (object->size < check->object_size) {
+			if (account_charge_more(&object->charge_bytes, check->object_size - object->size))
+				return OBJECT_E_QUOTA;
+			object->size = check->object_size;
+			ledger_update_object(objects->ledger, object);
+		}
+		*ret = object_ref(object);
+		return 0;
+	}
+	object = object_new(objects, ++objects->last_id, &key, acl, n_acl);
+	if (!object)
+		return -ENOMEM;
+	r = object_init_cuda(object, check, fds, account);
+	if (!r && !table_insert(&objects->table, &object->link, key_hash(&key)))
+		r = -ENOMEM;
+	if (r) {
+		object_unref(object);
+		return r;
+	}
+	object->cuda->hold = check->hold;
+	check->hold = 0;
+	*ret = object;
+	return 0;
+}
+
+bool object_is_whole(const Object *object) {
+	return object->fd >= 0 || object->kind == WIRE_KIND_CUDA_IPC;
+}
+
 int objects_keep(Objects *objects, Object *const *list, size_t n) {
 	KeeperEntry *entries[KEEPER_BATCH_MAX] = {};
 	size_t n_entries = 0;
@@ -263,15 +365,16 @@ int objects_keep(Objects *objects, Object *const *list, size_t n) {
 		if (list[i]->keeping || list[i]->ledger_index != LEDGER_NONE)
 			continue;
 		list[i]->keeping = true;
-		entries[n_entries++] = &list[i]->parked;
+		if (list[i]->fd >= 0)
+			entries[n_entries++] = &list[i]->parked;
 	}
 	r = keeper_park(objects->keeper, entries, n_entries);
-	for (size_t i = 0; i < n_entries; ++i) {
-		Object *object = container_of(entries[i], Object, parked);
-
-		object->keeping = false;
+	for (size_t i = 0; i < n; ++i) {
+		if (!list[i]->keeping)
+			continue;
+		list[i]->keeping = false;
 		if (!r)
-			ledger_put_object(objects->ledger, object);
+			ledger_put_object(objects->ledger, list[i]);
 	}
 	return r;
 }
@@ -293,15 +396,26 @@ Object *objects_restore(Objects *objects, uint32_t index, Account *account) {
 	object->size = at->size;
 	object->flags = at->flags;
 	object->read_only_enforced = at->read_only_enforced;
-	account_take(&object->charge_bytes, account, ACCOUNT_BYTES, object->size);
-	account_take(&object->charge_fds, account, ACCOUNT_FDS, key.mode == O_RDONLY ? 1 : 2);
+	object->kind = at->kind;
+	if (at->kind != WIRE_KIND_MEMORY) {
+		object->cuda = calloc(1, sizeof(*object->cuda));
+		if (!object->cuda)
+			return object_unref(object);
+		object->cuda->record = *ledger_cuda(objects->ledger, index);
+		account_take(&object->charge_bytes, account, ACCOUNT_GPU_BYTES, object->size);
+		if (at->kind == WIRE_KIND_CUDA_VMM)
+			account_take(&object->charge_fds, account, ACCOUNT_FDS, 1);
+	} else {
+		account_take(&object->charge_bytes, account, ACCOUNT_BYTES, object->size);
+		account_take(&object->charge_fds, account, ACCOUNT_FDS, key.mode == O_RDONLY ? 1 : 2);
+	}
 	return table_insert(&objects->table, &object->link, key_hash(&key)) ? object : object_unref(object);
 }
 
 void object_refresh(Object *object) {
 	struct stat st;
 
-	if (!(object->flags & WIRE_REGION_SPARSE) || fstat(object->fd, &st) < 0)
+	if (object->cuda || !(object->flags & WIRE_REGION_SPARSE) || fstat(object->fd, &st) < 0)
 		return;
 	if ((uint64_t)st.st_blocks * 512 >= (uint64_t)st.st_size)
 		object->flags &= ~(uint32_t)WIRE_REGION_SPARSE;
@@ -316,7 +430,7 @@ Object *object_ref(Object *object) {
 static uint64_t object_pins(const Object *object) {
 	struct stat st;
 
-	if (object->fd < 0 || fstat(object->fd, &st) < 0 || (uint64_t)st.st_blocks * 512 < object->size)
+	if (object->cuda || object->fd < 0 || fstat(object->fd, &st) < 0 || (uint64_t)st.st_blocks * 512 < object->size)
 		return object->size;
 	return (uint64_t)st.st_blocks * 512;
 }
@@ -331,6 +445,9 @@ Object *object_unref(Object *object) {
 	account_refund(&object->charge_bytes);
 	account_refund(&object->charge_fds);
 	object->objects->n--;
+	if (object->cuda && object->cuda->hold)
+		cuda_hold_drop(object->objects->cuda, object->cuda->hold);
+	free(object->cuda);
 	free(object);
 	return NULL;
 }
@@ -354,6 +471,10 @@ uint64_t object_discard(Object *object, uint64_t offset, uint64_t size, char *wh
 	struct stat st;
 
 	why[0] = 0;
+	if (object->cuda) {
+		WHY(why, "GPU memory goes back when its owner frees it and nobody has it open any more");
+		return 0;
+	}
 	if (object->flags & WIRE_REGION_HUGETLB && !fstat(object->fd, &st) && st.st_blksize > 0) {
 		page = (uint64_t)st.st_blksize;
 		begin = (offset + page - 1) / page * page;

@@ -9,11 +9,16 @@
  * it; it owns one fd, and one read-only fd where there is one, and pays its size to its uid once. Before a region of
  * it is published its fds are parked and it is in the ledger: objects_keep().
  * Invariant: every region of an object has the object's access list.
+ *
+ * GPU memory is an object too. What comes as a CUDA IPC handle is found again by that handle, and has no fd. What comes
+ * as a VMM fd is an object of its own each time: all such fds are of one device, and nothing of them tells which
+ * allocation it is. Nothing that may ask a driver is done with such an fd: it is parked, handed out and closed.
  */
 
 #include <sys/types.h>
 
 #include "account.h"
+#include "cuda/cuda.h"
 #include "keeper.h"
 #include "ledger.h"
 #include "list.h"
@@ -24,6 +29,7 @@ typedef struct Object Object;
 typedef struct Objects Objects;
 typedef struct ObjectKey ObjectKey;
 typedef struct ObjectFds ObjectFds;
+typedef struct ObjectCuda ObjectCuda;
 
 /* what was received and has passed object_fds_check() */
 struct ObjectFds {
@@ -47,6 +53,12 @@ struct ObjectKey {
 	ino_t inode;
 };
 
+/* what GPU memory has besides */
+struct ObjectCuda {
+	LedgerCuda record;
+	uint64_t hold; /* of a helper, 0 for none */
+};
+
 struct Object {
 	unsigned long n_refs;
 	Objects *objects;
@@ -57,8 +69,10 @@ struct Object {
 	int read_only_fd;
 	KeeperEntry parked;
 	uint32_t ledger_index; /* LEDGER_NONE until it is kept */
+	uint32_t kind;	       /* WIRE_KIND_* */
 	uint32_t flags;
 	uint64_t size;
+	ObjectCuda *cuda; /* NULL for system memory */
 	bool read_only_enforced;
 	bool keeping; /* while objects_keep() has it in its list */
 	List regions; /* Region.object_link */
@@ -73,6 +87,7 @@ struct Objects {
 	Closer *closer;
 	Keeper *keeper;
 	Ledger *ledger;
+	Cuda *cuda;
 	uint64_t last_id;
 	uint64_t n;
 };
@@ -100,12 +115,20 @@ int object_fds_check(int fd, int read_only_fd, bool accept_unsealed, bool requir
 int objects_get(Objects *objects, const ObjectKey *key, ObjectFds *fds, Account *account, const WireAclEntry *acl,
 		uint32_t n_acl, Object **ret);
 /*
+ * The same for GPU memory that @check, which is over, has accepted: the fd of a VMM allocation, @fds, is taken over; the
+ * check's hold goes to the object. Returns the same.
+ */
+int objects_get_cuda(Objects *objects, const ObjectKey *key, CudaCheck *check, ObjectFds *fds, Account *account,
+		     const WireAclEntry *acl, uint32_t n_acl, Object **ret);
+/*
  * Parks those of @objects that are not yet kept, as one message, and puts them into the ledger. Returns 0 or what
  * keeper_park() returned; then none of them is kept.
  */
 int objects_keep(Objects *objects, Object *const *list, size_t n);
 /* An object of the ledger's record @index, without its fds yet, which its charge is for all the same. NULL without memory. */
 Object *objects_restore(Objects *objects, uint32_t index, Account *account);
+/* it has all that it was registered with: no fd of it was lost */
+bool object_is_whole(const Object *object);
 /* gives it the fds; consumes them */
 void object_set_fds(Object *object, int fd, int read_only_fd);
 /* Looks again whether an object that was sparse has been allocated meanwhile; fstat() on shmem waits for nobody. */

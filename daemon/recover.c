@@ -191,7 +191,8 @@ static int restore_objects(Recovery *recovery) {
 		Account *account;
 		Object *object;
 
-		if (!at->id || at->id > recovery->header->last_object || at->n_acl > WIRE_ACL_MAX)
+		if (!at->id || at->id > recovery->header->last_object || at->n_acl > WIRE_ACL_MAX ||
+		    at->kind < WIRE_KIND_MEMORY || at->kind > WIRE_KIND_CUDA_VMM)
 			continue;
 		account = account_get(&broker->accounts, at->uid);
 		if (!account)
@@ -219,8 +220,16 @@ static bool is_the_file(const LedgerObject *at, int fd, uint32_t mode) {
 static KeeperEntry *take_object(Recovery *recovery, Object *object, int *fds, size_t n_fds) {
 	const LedgerObject *at = ledger_object(recovery->ledger, object->ledger_index);
 
-	if (object->fd >= 0 || !is_the_file(at, fds[0], at->mode) || (n_fds > 1 && !is_the_file(at, fds[1], O_RDONLY)))
+	if (object->fd >= 0)
 		return NULL;
+	if (object->cuda) {
+		/* nothing of such an fd tells more; ids of objects are never used again */
+		if (object->kind != WIRE_KIND_CUDA_VMM || n_fds != 1 ||
+		    cuda_fd_check(recovery->broker->cuda, fds[0], (char[WIRE_TEXT_MAX]){}))
+			return NULL;
+	} else if (!is_the_file(at, fds[0], at->mode) || (n_fds > 1 && !is_the_file(at, fds[1], O_RDONLY))) {
+		return NULL;
+	}
 	object_set_fds(object, fds[0], n_fds > 1 ? fds[1] : -EBADF);
 	return &object->parked;
 }
@@ -282,7 +291,8 @@ static bool region_object(const Recovery *recovery, const LedgerRegion *at, Obje
 	if (at->object >= recovery->header->n_used_objects)
 		return false;
 	object = find_object(recovery, ledger_object(recovery->ledger, at->object)->id);
-	if (!object || object->fd < 0 || !range_within(at->offset, at->size, object->size))
+	if (!object || !object_is_whole(object) || at->kind != object->kind ||
+	    !range_within(at->offset, at->size, object->size))
 		return false;
 	/* nobody's region shows the memory of another */
 	if (object->key.uid != at->owner_uid || object->key.session != at->owner_session)

@@ -69,9 +69,6 @@ static int check_request(Session *session, const WireRegister *request, char *wh
 		return refuse(why, SHMB_E_PERMISSION, "acting for another user needs the right delegate");
 	if (!entry->size)
 		return refuse(why, SHMB_E_OUT_OF_BOUNDS, "the size is 0");
-	if (entry->kind != WIRE_KIND_MEMORY)
-		return refuse(why, SHMB_E_UNSUPPORTED,
-			      "GPU memory is not supported by this broker: it was built without CUDA");
 	return 0;
 }
 
@@ -90,6 +87,51 @@ static int check_name(Session *session, const WireRegister *request, uint32_t ui
 	if (!policy_admits_name(session->broker, uid, request->name, length))
 		return refuse(why, SHMB_E_RESERVED, "names with that prefix are reserved for another user");
 	return check_holder(session, request, registry_find(&session->broker->registry, request->name, length), why);
+}
+
+static int refuse_object(Broker *broker, int r, const char *quota, char *why) {
+	switch (r) {
+	case OBJECT_E_QUOTA:
+		broker->stats.quota_refusals++;
+		return refuse(why, SHMB_E_QUOTA, quota);
+	case OBJECT_E_NO_FDS:
+		broker->stats.quota_refusals++;
+		return refuse(why, SHMB_E_NO_FDS, "no fds: the broker's file descriptor budget is used up");
+	case OBJECT_E_ACCESS_DIFFERS:
+		return refuse(why, SHMB_E_ACCESS_DIFFERS, "access differs from another window of the same memory");
+	case OBJECT_E_OTHER:
+		return refuse(why, SHMB_E_AGAIN,
+			      "the memory has the inode number of other memory of yours: retire that first");
+	default:
+		return r;
+	}
+}
+
+static int take_cuda_object(Session *session, const WireRegister *request, RegisterFds *fds, CudaCheck *check,
+			    uint32_t uid, Account *account, Object **ret, ObjectFds *ret_checked, char *why) {
+	const WireRegisterEntry *entry = &request->entry;
+	bool has_fd = entry->fd_index != WIRE_NO_FD;
+	ObjectFds checked = {
+		.fd = has_fd ? fds->fds[entry->fd_index] : -EBADF,
+		.fd_taken = has_fd && fds->taken >> entry->fd_index & 1,
+		.read_only_fd = -EBADF,
+	};
+	/* a handle or a VMM fd gives all of the memory to whoever has it: what is for reading is so by consent */
+	ObjectKey key = {
+		.session = entry->flags & WIRE_REGISTER_KEEP ? 0 : session->id,
+		.uid = uid,
+		.mode = O_RDWR,
+	};
+	int r;
+
+	if (!range_within(entry->offset, entry->size, check->object_size))
+		return refuse(why, SHMB_E_OUT_OF_BOUNDS, "offset and size are not within the allocation");
+	r = objects_get_cuda(&session->broker->objects, &key, check, &checked, account, request->acl, entry->acl_count,
+			     ret);
+	if (checked.fd_taken)
+		fds->taken |= UINT64_C(1) << entry->fd_index;
+	*ret_checked = checked;
+	return refuse_object(session->broker, r, "this user's quota of GPU bytes or share of fds is used up", why);
 }
 
 static int take_object(Session *session, const WireRegister *request, RegisterFds *fds, uint32_t uid, Account *account,
@@ -133,21 +175,7 @@ static int take_object(Session *session, const WireRegister *request, RegisterFd
 	if (checked.read_only_fd_taken)
 		fds->taken |= UINT64_C(1) << entry->read_only_fd_index;
 	*ret_checked = checked;
-	switch (r) {
-	case OBJECT_E_QUOTA:
-		broker->stats.quota_refusals++;
-		return refuse(why, SHMB_E_QUOTA, "this user's quota of bytes or share of fds is used up");
-	case OBJECT_E_NO_FDS:
-		broker->stats.quota_refusals++;
-		return refuse(why, SHMB_E_NO_FDS, "no fds: the broker's file descriptor budget is used up");
-	case OBJECT_E_ACCESS_DIFFERS:
-		return refuse(why, SHMB_E_ACCESS_DIFFERS, "access differs from another window of the same memory");
-	case OBJECT_E_OTHER:
-		return refuse(why, SHMB_E_AGAIN,
-			      "the memory has the inode number of other memory of yours: retire that first");
-	default:
-		return r;
-	}
+	return refuse_object(broker, r, "this user's quota of bytes or share of fds is used up", why);
 }
 
 static Region *region_alloc(Broker *broker, const char *name, size_t name_length) {
@@ -199,17 +227,26 @@ static void region_link(Region *region, Session *owner) {
 	owner->n_bytes += region->size;
 }
 
-int region_prepare(Session *session, const WireRegister *request, RegisterFds *fds, Region **ret, char *why) {
+static uint32_t owner_uid(const Session *session, const WireRegister *request) {
+	return request->entry.principal == WIRE_ANY_UID ? session->peer.uid : request->entry.principal;
+}
+
+int region_check(Session *session, const WireRegister *request, char *why) {
+	int r = check_request(session, request, why);
+
+	return r ? r : check_name(session, request, owner_uid(session, request), why);
+}
+
+int region_prepare(Session *session, const WireRegister *request, RegisterFds *fds, CudaCheck *check, Region **ret,
+		   char *why) {
 	Broker *broker = session->broker;
-	uint32_t uid = request->entry.principal == WIRE_ANY_UID ? session->peer.uid : request->entry.principal;
+	uint32_t uid = owner_uid(session, request);
 	Account *account, *other = NULL;
 	ObjectFds checked;
 	Region *region;
 	int r;
 
-	r = check_request(session, request, why);
-	if (!r)
-		r = check_name(session, request, uid, why);
+	r = region_check(session, request, why);
 	if (r)
 		return r;
 	account = uid == session->peer.uid ? session->account : (other = account_get(&broker->accounts, uid));
@@ -226,6 +263,8 @@ int region_prepare(Session *session, const WireRegister *request, RegisterFds *f
 		r = refuse_charge(broker, why, r);
 	else if (registry_reserve(&broker->registry, region))
 		r = refuse(why, SHMB_E_NO_SLOTS, "the registry is full");
+	else if (check)
+		r = take_cuda_object(session, request, fds, check, uid, account, &region->object, &checked, why);
 	else
 		r = take_object(session, request, fds, uid, account, &region->object, &checked, why);
 	account_put(other);

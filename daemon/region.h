@@ -65,9 +65,12 @@ typedef struct RegisterFds {
 
 /*
  * Validates one entry of a REGISTER message for @session and makes the region with its object and charges; nobody
- * sees it yet. On success returns 0 and @ret; else a wire code with a sentence in @why (WIRE_TEXT_MAX), or -errno.
+ * sees it yet. @check is over and has accepted the entry's GPU memory; NULL for system memory. On success returns 0 and @ret; else a wire code with a sentence in @why (WIRE_TEXT_MAX), or -errno.
  */
-int region_prepare(Session *session, const WireRegister *request, RegisterFds *fds, Region **ret, char *why);
+int region_prepare(Session *session, const WireRegister *request, RegisterFds *fds, CudaCheck *check, Region **ret,
+		   char *why);
+/* what can be refused without looking at the memory; the same results */
+int region_check(Session *session, const WireRegister *request, char *why);
 /*
  * Commits and publishes it: entry @index of the message with @serial. The name may have been taken meanwhile by an
  * earlier entry. Returns 0, or a wire code with a sentence in @why, and then the region is freed.

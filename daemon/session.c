@@ -18,6 +18,7 @@
 #include "log.h"
 #include "policy.h"
 #include "region.h"
+#include "registration.h"
 #include "session.h"
 #include "wait.h"
 #include "wire/codec.h"
@@ -235,6 +236,7 @@ static void on_hello_timeout(LoopTimer *timer) {
 static void session_drop_requests(Session *session) {
 	for (ListLink *link; (link = list_first(&session->waits));)
 		wait_free(container_of(link, Wait, session_link));
+	registrations_drop(session);
 	if (session->event_mask)
 		event_subscribe(session, 0);
 	list_remove(&session->lost_link);
@@ -529,6 +531,7 @@ static Session *session_alloc(Broker *broker) {
 	list_init(&session->maps);
 	list_init(&session->leases);
 	list_init(&session->waits);
+	list_init(&session->registrations);
 	list_append(&broker->sessions, &session->link);
 	broker->n_sessions++;
 	return session;

@@ -74,10 +74,11 @@ struct Session {
 	bool dying;	/* in Broker.dying */
 	bool overdrawn; /* beyond the quota: only good to come back as a session that is away */
 	Page page;
-	List regions; /* Region.owner_link */
-	List maps;    /* Map.session_link */
-	List leases;  /* Lease.session_link */
-	List waits;   /* Wait.session_link */
+	List regions;	    /* Region.owner_link */
+	List maps;	    /* Map.session_link */
+	List leases;	    /* Lease.session_link */
+	List waits;	    /* Wait.session_link */
+	List registrations; /* Registration.session_link: those that wait for a GPU's helper */
 	Table map_table;
 	Table lease_table;
 	uint32_t n_regions;

@@ -164,7 +164,7 @@ uint32_t stats_each(Session *session, uint64_t cursor, bool help, bool accounts,
 
 void stats_info(const Broker *broker, void (*each)(void *userdata, const char *key, const char *value),
 		void *userdata) {
-	char number[32];
+	char number[32], cuda[WIRE_TEXT_MAX];
 
 	each(userdata, "version", PACKAGE_VERSION);
 	each(userdata, "loop", loop_name(broker->loop));
@@ -181,4 +181,6 @@ void stats_info(const Broker *broker, void (*each)(void *userdata, const char *k
 	snprintf(number, sizeof(number), "%" PRIu64, broker->fd_budget);
 	each(userdata, "fd_budget", number);
 	each(userdata, "unsealed", broker->config->unsealed ? "accept" : "refuse");
+	cuda_describe(broker->cuda, cuda, sizeof(cuda));
+	each(userdata, "cuda", cuda);
 }

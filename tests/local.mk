@@ -27,6 +27,7 @@ system_files = \
 	tests/system/test_attacks.py \
 	tests/system/test_bench.py \
 	tests/system/test_client.py \
+	tests/system/test_cuda_relay.py \
 	tests/system/test_ctl.py \
 	tests/system/test_dlopen.py \
 	tests/system/test_examples.py \

@@ -115,6 +115,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the protocol's struct
 	W(REGION, KEPT, 16)                                                                                    \
 	W(REGION, HUGETLB, 32)                                                                                 \
 	W(REGION, UNINDEXED, 64)                                                                               \
+	W(REGION, UNVALIDATED, 128)                                                                               \
 	W(HOLDER, PAGE, 1)                                                                                     \
 	W(HOLDER, MESSAGE, 2)                                                                                  \
 	W(HOLDER, DETACHED, 4)                                                                                 \

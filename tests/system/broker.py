@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 
-from protocol_client import ANY_UID, DEADLINE, ERROR_NAMES, READ, Client, Refused, Unanswered, memory, register_entry, reopen
+from protocol_client import ANY_UID, DEADLINE, ERROR_NAMES, READ, Client, Refused, Unanswered, cuda_entry, memory, register_entry, reopen
 from sandbox import deny
 
 ROOT = os.geteuid() == 0
@@ -156,6 +156,18 @@ class PeerClient(Client):
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def give_cuda(self, name, size=8192, handle=b"", file="/dev/null", seals=0, **fields):
+        """Registers what is said to be GPU memory: a handle, or an fd of @file, "memfd" for memory."""
+        fds = []
+        if not handle:
+            fds = [memory(1 << 21, seals=seals) if file == "memfd" else os.open(file, os.O_RDWR)]
+            fields = {"object_size": 1 << 21, **fields}
+            self.memories[name] = fds[0]
+        (result,) = self.register_many([cuda_entry(name, size, handle, **fields)], fds)
+        if result["code"]:
+            raise Refused(result["code"], result["text"].decode())
+        return result
 
     def peek(self, name, size=8, offset=0):
         """Bytes of memory of this peer's own."""

@@ -141,6 +141,14 @@ def register_entry(name, size, offset=0, access=READ_WRITE, flags=0, acl=(), fd=
     return body + padded(name) + b"".join(STRUCTS["AclEntry"].pack(kind=k, id=i) for k, i in acl)
 
 
+def cuda_entry(name, size, handle=b"", device=b"\x47" * 16, kind=None, **fields):
+    """A RegisterEntry of GPU memory: of CUDA IPC with a handle, of an fd without."""
+    kind = NUMBERS["KIND"][kind or ("CUDA_IPC" if handle else "CUDA_VMM")]
+    fd = NO_FD if handle else 0
+    item = register_entry(name, size, **{"fd": fd, "kind": kind, "device": device, "handle_length": len(handle), **fields})
+    return item + padded(handle)
+
+
 def batch(*items):
     return STRUCTS["CountHead"].pack(count=len(items)) + b"".join(items)
 
@@ -376,7 +384,7 @@ class Client:
         """A MapReply with .fd, which is the caller's to close, or None."""
         _, body, fds = self.call("MAP", STRUCTS["MapRequest"].pack(slot=slot, access=access, generation=generation,
                                                                    have_object=have_object))
-        reply = STRUCTS["MapReply"].unpack(body)
+        reply, _ = next(entries(body, 0, 1, "MapReply", "handle"))
         reply["fd"] = fds[0] if fds else None
         return reply
 

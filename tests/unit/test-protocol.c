@@ -167,11 +167,11 @@ static void test_struct_sizes(void **state) {
 	SIZE(AttachRequest, 8);
 	SIZE(AttachReply, 40);
 	SIZE(MapRequest, 32);
-	SIZE(MapReply, 64);
+	SIZE(MapReply, 80);
 	SIZE(UnmapRequest, 16);
 	SIZE(Notify, 16);
 	SIZE(StatusRequest, 32);
-	SIZE(StatusEntry, 112);
+	SIZE(StatusEntry, 128);
 	SIZE(StatusHolder, 40);
 	SIZE(ClientsRequest, 16);
 	SIZE(ClientEntry, 88);
