@@ -78,6 +78,7 @@ EXTRA_DIST += \
 # the Python module: an extension of the stable ABI with the library in it, and what is Python beside it
 python_sources = \
 	libbroker/python/arguments.c \
+	libbroker/python/block.c \
 	libbroker/python/broker.c \
 	libbroker/python/dlpack.c \
 	libbroker/python/dtype.c \
@@ -87,9 +88,12 @@ python_sources = \
 	libbroker/python/memory.c \
 	libbroker/python/module.c \
 	libbroker/python/module.h \
+	libbroker/python/options.c \
+	libbroker/python/pool.c \
 	libbroker/python/region.c
 python_modules = \
 	libbroker/python/shmbroker/__init__.py \
+	libbroker/python/shmbroker/_acquire.py \
 	libbroker/python/shmbroker/_aio.py \
 	libbroker/python/shmbroker/_numpy.py \
 	libbroker/python/shmbroker/_source.py \

@@ -385,6 +385,8 @@ uint64_t shmb_pool_get_generation(struct shmb_pool *pool);
 uint32_t shmb_pool_get_n_blocks(struct shmb_pool *pool);
 /* bytes */
 uint64_t shmb_pool_get_block_size(struct shmb_pool *pool);
+/* what shmb_region_retire() and the like take; NULL unless this client created the pool. Never to be freed. */
+struct shmb_region *shmb_pool_get_region(struct shmb_pool *pool);
 /* how many could be acquired now, those of dead sessions included. Returns 0, SHMB_E_FORKED. */
 int shmb_pool_count_free(struct shmb_pool *pool, uint32_t *ret);
 

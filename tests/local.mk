@@ -62,6 +62,7 @@ python_files = \
 	tests/python/test_errors.py \
 	tests/python/test_lifetime.py \
 	tests/python/test_model.py \
+	tests/python/test_pool.py \
 	tests/python/test_zero_copy.py
 EXTRA_DIST += $(python_files)
 

@@ -246,9 +246,9 @@ struct shmb_pool *shmb_pool_free(struct shmb_pool *pool) {
 	if (!pool)
 		return NULL;
 	client = pool->client;
-	/* a child has a copy of the object, and no block */
+	/* a child has a copy of the object, and no block; another thread of the parent may have had the lock */
 	if (client_is_foreign(client))
-		return pool_drop(pool);
+		return __atomic_sub_fetch(&pool->n_refs, 1, __ATOMIC_ACQ_REL) ? NULL : pool_drop(pool);
 	pthread_mutex_lock(&client->map_lock);
 	is_last = !--pool->n_refs;
 	if (is_last) {
@@ -281,4 +281,16 @@ uint64_t shmb_pool_get_block_size(struct shmb_pool *pool) {
 
 uint64_t shmb_pool_get_generation(struct shmb_pool *pool) {
 	return pool->generation;
+}
+
+struct shmb_region *shmb_pool_get_region(struct shmb_pool *pool) {
+	struct shmb_region *region;
+
+	/* as in shmb_pool_free() */
+	if (client_is_foreign(pool->client))
+		return pool->region;
+	pthread_mutex_lock(&pool->client->map_lock);
+	region = pool->region;
+	pthread_mutex_unlock(&pool->client->map_lock);
+	return region;
 }

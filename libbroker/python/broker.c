@@ -7,9 +7,6 @@
 
 #include "module.h"
 
-/* how long a wait goes on before signals are looked for, in ms */
-#define WAIT_SLICE 100
-
 int py_broker_use(Broker *broker) {
 	if (broker->closed || !broker->client) {
 		PyErr_SetString(PyExc_ValueError, "the connection to the broker is closed");
@@ -23,12 +20,7 @@ static void broker_free_client(Broker *broker) {
 	struct shmb_client *client = broker->client;
 
 	broker->client = NULL;
-	if (broker->link) {
-		*broker->link = broker->next;
-		if (broker->next)
-			broker->next->link = broker->link;
-		broker->link = NULL;
-	}
+	link_remove(&broker->link);
 	if (client)
 		WITHOUT_GIL(shmb_client_free(client));
 }
@@ -117,11 +109,7 @@ PyObject *py_broker_connect(PyObject *module, PyObject *const *arguments, Py_ssi
 	}
 	broker->state = state;
 	broker->client = client;
-	broker->next = state->brokers;
-	broker->link = &state->brokers;
-	if (broker->next)
-		broker->next->link = &broker->next;
-	state->brokers = broker;
+	link_add(&broker->link, &state->brokers);
 	return (PyObject *)broker;
 }
 
@@ -129,8 +117,8 @@ PyObject *py_broker_at_exit(PyObject *module, PyObject *unused) {
 	State *state = PyModule_GetState(module);
 
 	(void)unused;
-	for (Broker *broker = state->brokers; broker; broker = broker->next)
-		(void)shmb_client_set_resume_timeout(broker->client, 0);
+	for (Link *link = state->brokers; link; link = link->next)
+		(void)shmb_client_set_resume_timeout(LINK_OBJECT(Broker, link)->client, 0);
 	Py_RETURN_NONE;
 }
 
@@ -142,6 +130,7 @@ static PyObject *broker_close(PyObject *self, PyObject *unused) {
 		Py_RETURN_NONE;
 	broker->closed = true;
 	broker->n_uses++;
+	py_pools_close(broker);
 	py_regions_retire(broker);
 	py_broker_unuse(broker);
 	Py_RETURN_NONE;
@@ -273,18 +262,15 @@ static PyObject *broker_subscribe(PyObject *self, PyObject *value) {
 static PyObject *broker_next_event(PyObject *self, PyObject *value) {
 	Broker *broker = (Broker *)self;
 	struct shmb_event event;
-	int timeout = -1, slice, r;
+	int timeout = -1, r;
 
 	if (py_argument_timeout(value == Py_None ? NULL : value, &timeout))
 		return NULL;
 	do {
-		slice = timeout < 0 || timeout > WAIT_SLICE ? WAIT_SLICE : timeout;
 		if (py_broker_use(broker))
 			return NULL;
-		WITHOUT_GIL(r = shmb_client_next_event(broker->client, &event, slice));
+		WITHOUT_GIL(r = shmb_client_next_event(broker->client, &event, wait_slice(&timeout)));
 		py_broker_unuse(broker);
-		if (timeout > 0)
-			timeout -= slice;
 		if (r == SHMB_E_TIMED_OUT && PyErr_CheckSignals())
 			return NULL;
 	} while (r == SHMB_E_TIMED_OUT && timeout);
@@ -303,13 +289,12 @@ static PyGetSetDef getters[] = {
 	{ NULL, NULL, NULL, NULL, NULL },
 };
 
-#define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
-
 static PyMethodDef methods[] = {
 	{ "close", broker_close, METH_NOARGS,
 	  "close($self)\n--\n\n"
-	  "Ends the session: regions that were not kept are unregistered now, their memory stays as long as somebody looks at it.\n\n"
-	  "Leases that are held, and what was made from them, stay valid; the connection ends with the last of them." },
+	  "Ends the session: regions that were not kept are unregistered now, their memory stays as long as somebody looks at it. "
+	  "Pools are closed.\n\n"
+	  "Leases and blocks that are held, and what was made from them, stay valid; the connection ends with the last of them." },
 	{ "__enter__", broker_enter, METH_NOARGS, "__enter__($self)\n--\n\nThe broker itself." },
 	{ "__exit__", broker_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCalls close()." },
 	{ "ping", broker_ping, METH_NOARGS,
@@ -329,6 +314,8 @@ static PyMethodDef methods[] = {
 	{ "_client_info", broker_client_info, METH_NOARGS, "_client_info($self)\n--\n\nA tuple." },
 	{ "create", FAST(py_region_create), py_region_create_doc },
 	{ "_adopt", FAST(py_region_adopt), py_region_adopt_doc },
+	{ "create_pool", FAST(py_pool_create), py_pool_create_doc },
+	{ "open_pool", py_pool_open, METH_O, py_pool_open_doc },
 	{ "get_memory_info", FAST(py_lease_get), py_lease_get_doc },
 	{ "lookup", py_lease_lookup, METH_O, py_lease_lookup_doc },
 	{ "_status", FAST(py_list_status),

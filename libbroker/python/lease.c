@@ -38,7 +38,7 @@ static int give_back(Lease *lease) {
 	return r;
 }
 
-void py_lease_over(Memory *memory) {
+static void lease_over(Memory *memory) {
 	(void)give_back((Lease *)memory);
 }
 
@@ -80,6 +80,7 @@ static PyObject *lease_new(Broker *broker, const char *name, const struct shmb_h
 		return NULL;
 	}
 	py_memory_init_bytes(&lease->memory, broker->state, held.address, held.size, !(held.access & SHMB_WRITE));
+	lease->memory.over = lease_over;
 	lease->broker = (Broker *)Py_NewRef((PyObject *)broker);
 	lease->lease = held;
 	lease->held = true;
@@ -281,12 +282,12 @@ static PyMethodDef methods[] = {
 	  "Gives the lease back, once; later calls do nothing more.\n\n"
 	  "While memoryviews, arrays or views made from it exist nothing new can be made from it, and it is given back with the "
 	  "last of them: then the result is False, otherwise True. Raises Revoked when the region was revoked meanwhile." },
-	{ "copy_in", (PyCFunction)(void (*)(void))lease_copy_in, METH_FASTCALL | METH_KEYWORDS,
+	{ "copy_in", FAST(lease_copy_in),
 	  "copy_in($self, data, offset=0)\n--\n\n"
 	  "Writes the bytes of a contiguous buffer at an offset in bytes; never SIGBUS.\n\n"
 	  "Raises OutOfBounds, AccessRefused on a lease for reading, Truncated when the owner has cut the memory, Unsupported "
 	  "for hugetlb without a pointer; ValueError after release()." },
-	{ "copy_out", (PyCFunction)(void (*)(void))lease_copy_out, METH_FASTCALL | METH_KEYWORDS,
+	{ "copy_out", FAST(lease_copy_out),
 	  "copy_out($self, offset=0, nbytes=None, *, into=None)\n--\n\n"
 	  "Reads bytes, by default all from the offset on; never SIGBUS.\n\n"
 	  "Returns bytes; with into, a writable contiguous buffer, how many bytes were copied there: its size, or nbytes if that "
@@ -372,7 +373,7 @@ static PyGetSetDef handle_getters[] = {
 };
 
 static PyMethodDef handle_methods[] = {
-	{ "get_memory_info", (PyCFunction)(void (*)(void))handle_get, METH_FASTCALL | METH_KEYWORDS,
+	{ "get_memory_info", FAST(handle_get),
 	  "get_memory_info($self, offset=0, nbytes=None, *, write=False, copy=False)\n--\n\n"
 	  "A lease, as Broker.get_memory_info() gives it, without looking for the name.\n\n"
 	  "Raises Stale when that generation is over: look the name up again." },

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory: what a Region, a Lease and a View have in common. The type itself cannot be made. A View holds an export of
+ * Memory: what a Region, a Lease, a Block and a View have in common. The type itself cannot be made. A View holds an export of
  * the Memory that it is a window of.
  */
 
@@ -27,7 +27,7 @@ void py_memory_init_bytes(Memory *memory, State *state, void *data, uint64_t siz
 	memory->read_only = read_only;
 	memory->closed = false;
 	memory->pinned = false;
-	memory->is_view = false;
+	memory->over = NULL;
 }
 
 int py_memory_set_shape(Memory *memory, const Dtype *dtype, int n, const Py_ssize_t *shape) {
@@ -71,12 +71,8 @@ int py_memory_export(Memory *memory) {
 
 void py_memory_unexport(Memory *memory) {
 	memory->n_exports--;
-	if (!memory_is_over(memory))
-		return;
-	if (Py_TYPE((PyObject *)memory) == memory->state->lease_type)
-		py_lease_over(memory);
-	else if (Py_TYPE((PyObject *)memory) == memory->state->region_type)
-		py_region_over(memory);
+	if (memory_is_over(memory) && memory->over)
+		memory->over(memory);
 }
 
 /* ---- the buffer protocol ---- */
@@ -214,7 +210,6 @@ static PyObject *view_new(Memory *of, const Dtype *dtype, int n, const Py_ssize_
 		return NULL;
 	}
 	py_memory_init_bytes(&view->memory, of->state, (uint8_t *)of->data + offset, size, of->read_only);
-	view->memory.is_view = true;
 	view->of = (Memory *)Py_NewRef((PyObject *)of);
 	if (py_memory_set_shape(&view->memory, dtype, n, shape)) {
 		Py_DECREF(view);
@@ -292,7 +287,7 @@ static PyObject *memory_numpy(PyObject *self, PyObject *const *arguments, Py_ssi
 }
 
 static PyMethodDef methods[] = {
-	{ "view", (PyCFunction)(void (*)(void))memory_view, METH_FASTCALL | METH_KEYWORDS,
+	{ "view", FAST(memory_view),
 	  "view($self, shape=None, dtype=None, *, offset=0)\n--\n\n"
 	  "A typed window of this memory, which it holds: no bytes are copied.\n\n"
 	  "shape: an int or a sequence of them, in elements; by default one dimension with all that is left.\n"
@@ -300,13 +295,13 @@ static PyMethodDef methods[] = {
 	  "offset: in bytes.\n\n"
 	  "Raises ValueError when the window is not within the memory or the memory was given back, TypeError for an unknown "
 	  "dtype, BufferError where there is no pointer." },
-	{ "numpy", (PyCFunction)(void (*)(void))memory_numpy, METH_FASTCALL | METH_KEYWORDS,
+	{ "numpy", FAST(memory_numpy),
 	  "numpy($self, shape=None, dtype=None)\n--\n\n"
 	  "A numpy.ndarray over this memory, which it holds: no bytes are copied. Needs NumPy.\n\n"
 	  "shape: in elements; by default that of the memory, or one dimension when only dtype is given.\n"
 	  "dtype: whatever numpy.dtype() takes, also structured types. bfloat16 needs ml_dtypes.\n\n"
 	  "Raises ImportError without NumPy, ValueError, BufferError as view() does. The array is read-only where the memory is." },
-	{ "__dlpack__", (PyCFunction)(void (*)(void))py_memory_dlpack, METH_FASTCALL | METH_KEYWORDS,
+	{ "__dlpack__", FAST(py_memory_dlpack),
 	  "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
 	  "A DLPack capsule, versioned when max_version is (1, 0) or later.\n\n"
 	  "Raises BufferError for read-only memory and a consumer without versions, which could not be told; for another device "
@@ -322,7 +317,8 @@ int py_memory_init_type(State *state, PyObject *module) {
 		{ Py_bf_releasebuffer, (void *)release_buffer },
 		{ Py_tp_methods, methods },
 		{ Py_tp_getset, getters },
-		{ Py_tp_doc, "Memory that Python may look at without copying: a Region, a Lease, or a View of one." },
+		{ Py_tp_doc,
+		  "Memory that Python may look at without copying: a Region, a Lease, a Block, or a View of one." },
 		{ 0, NULL },
 	};
 	static PyType_Slot view_slots[] = {

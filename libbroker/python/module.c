@@ -16,7 +16,7 @@ static PyObject *buffer_range(PyObject *module, PyObject *object) {
 }
 
 static PyMethodDef functions[] = {
-	{ "connect", (PyCFunction)(void (*)(void))py_broker_connect, METH_FASTCALL | METH_KEYWORDS,
+	{ "connect", FAST(py_broker_connect),
 	  "connect($module, type, socket=None, *, roles=None, accept_unsealed=False, populate=True,\n"
 	  "        resume_timeout=30.0, lease_page=True, force_rmw=False)\n--\n\n"
 	  "A new connection, as an object of a type that is made from Broker." },
@@ -32,7 +32,7 @@ static int exec(PyObject *module) {
 
 	if (py_errors_init(state, module) || py_memory_init_type(state, module) || py_broker_init_type(state, module) ||
 	    py_region_init_type(state, module) || py_lease_init_types(state, module) ||
-	    py_list_init_types(state, module))
+	    py_pool_init_type(state, module) || py_block_init_type(state, module) || py_list_init_types(state, module))
 		return -1;
 	return PyModule_AddStringConstant(module, "version", SHMB_VERSION);
 }
@@ -43,10 +43,12 @@ static int traverse(PyObject *module, visitproc visit, void *arg) {
 	Py_VISIT(state->error);
 	for (int i = 0; i < ERRORS_MAX; ++i)
 		Py_VISIT(state->errors[i]);
+	Py_VISIT(state->block_type);
 	Py_VISIT(state->broker_type);
 	Py_VISIT(state->handle_type);
 	Py_VISIT(state->lease_type);
 	Py_VISIT(state->memory_type);
+	Py_VISIT(state->pool_type);
 	Py_VISIT(state->region_type);
 	Py_VISIT(state->status_type);
 	Py_VISIT(state->view_type);

@@ -4,9 +4,10 @@
 /*
  * The extension module _shmbroker: what its types share.
  *
- * A Memory is bytes that Python may see: a Region of an owner, a Lease of a consumer, or a View, a typed window of one
- * of them. Whoever looks at the bytes holds an export; a Memory that was closed goes on until its last export is over,
- * and so does the connection, which is freed when it was closed and nobody uses it any more.
+ * A Memory is bytes that Python may see: a Region of an owner, a Lease of a consumer, a Block of a Pool, or a View, a typed
+ * window of one of them. Whoever looks at the bytes holds an export; a Memory that was closed goes on until its last
+ * export is over, and so do the pool and the connection, each of which is freed when it was closed and nobody uses it any
+ * more.
  *
  * Everything here is protected by the GIL, which is released around calls of the library that may wait. Only the stable
  * ABI of Python 3.11 is used.
@@ -15,33 +16,65 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "shmbroker.h"
 
+#define ACL_MAX 64
 #define ERRORS_MAX 128
 #define DIMENSIONS_MAX 64
 
 typedef struct Broker Broker;
 typedef struct Dtype Dtype;
 typedef struct Memory Memory;
-typedef struct Region Region;
+typedef struct Pool Pool;
 typedef struct State State;
+
+/* an object's place in a list of borrowed ones; the member is called link */
+typedef struct Link {
+	struct Link *next, **at; /* at is NULL when it is in none */
+} Link;
+
+#define LINK_OBJECT(type, of) ((type *)(void *)((char *)(of)-offsetof(type, link)))
+
+static inline void link_add(Link *link, Link **list) {
+	link->next = *list;
+	link->at = list;
+	if (link->next)
+		link->next->at = &link->next;
+	*list = link;
+}
+
+/* also one that is in no list */
+static inline void link_remove(Link *link) {
+	if (!link->at)
+		return;
+	*link->at = link->next;
+	if (link->next)
+		link->next->at = link->at;
+	link->at = NULL;
+}
 
 struct State {
 	PyObject *error;	      /* the root of the exceptions */
 	PyObject *errors[ERRORS_MAX]; /* by code */
+	PyTypeObject *block_type;
 	PyTypeObject *broker_type;
 	PyTypeObject *handle_type;
 	PyTypeObject *lease_type;
 	PyTypeObject *memory_type;
+	PyTypeObject *pool_type;
 	PyTypeObject *region_type;
 	PyTypeObject *status_type;
 	PyTypeObject *view_type;
-	Broker *brokers; /* all that are connected, borrowed */
+	Link *brokers; /* all that are connected */
 };
 
 /* ---- arguments.c ---- */
+
+/* how a function that parses a Signature stands in a table of methods */
+#define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
 
 typedef struct Signature {
 	const char *name;
@@ -107,7 +140,8 @@ struct Memory {
 	bool read_only;
 	bool closed; /* no new exports */
 	bool pinned; /* who looks at it holds the object and no export: it goes on as long as the object */
-	bool is_view;
+	/* nobody looks at it any more, and nobody may; NULL where nothing is to be done then */
+	void (*over)(Memory *memory);
 };
 
 int py_memory_init_type(State *state, PyObject *module);
@@ -134,10 +168,11 @@ PyObject *py_memory_dlpack_device(PyObject *self, PyObject *unused);
 struct Broker {
 	PyObject_HEAD State *state;
 	struct shmb_client *client; /* NULL once it is closed and unused */
-	Py_ssize_t n_uses;	    /* calls that are under way, leases, regions */
+	Py_ssize_t n_uses;	    /* calls that are under way, leases, regions, pools */
 	bool closed;
-	Region *regions; /* that are not retired, borrowed */
-	Broker *next, **link;
+	Link *regions; /* that are not retired */
+	Link *pools;   /* that are not closed */
+	Link link;     /* of the module's */
 };
 
 int py_broker_init_type(State *state, PyObject *module);
@@ -147,6 +182,15 @@ PyObject *py_broker_at_exit(PyObject *module, PyObject *unused);
 /* a call begins; -1 with an exception set when the broker is closed */
 int py_broker_use(Broker *broker);
 void py_broker_unuse(Broker *broker);
+
+/* how long the library waits before signals are looked for, in ms, of what is left of a timeout (-1 for ever) */
+static inline int wait_slice(int *left) {
+	int slice = *left < 0 || *left > 100 ? 100 : *left;
+
+	if (*left > 0)
+		*left -= slice;
+	return slice;
+}
 
 /*
  * Evaluates @call, which sets @result, without the GIL; after py_broker_use(). A sentence that the library leaves is this
@@ -159,6 +203,20 @@ void py_broker_unuse(Broker *broker);
 		PyEval_RestoreThread(_thread);                \
 	} while (0)
 
+/* ---- options.c ---- */
+
+/* how a region is to be registered, with its access list */
+typedef struct Options {
+	struct shmb_region_options options;
+	uint32_t uids[ACL_MAX];
+	uint32_t gids[ACL_MAX];
+} Options;
+
+/* keep, replace, read_only, allowed_uids, allowed_gids, principal */
+int py_options_parse(PyObject *const values[static 6], Options *ret);
+/* of memory that is created, into the same: populate, huge_pages, numa_node */
+int py_options_parse_memory(PyObject *const values[static 3], Options *ret);
+
 /* ---- region.c ---- */
 
 int py_region_init_type(State *state, PyObject *module);
@@ -166,8 +224,10 @@ PyObject *py_region_create(PyObject *self, PyObject *const *arguments, Py_ssize_
 PyObject *py_region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
 /* retires what the broker's client has made and not kept, without waiting for anything to be given back */
 void py_regions_retire(Broker *broker);
-/* nobody looks at it any more, and nobody may: unmaps; what was neither retired nor kept is retired now */
-void py_region_over(Memory *memory);
+/* what a retirement at the end of an object has to say; when the region is gone already that is nothing */
+static inline int retired_at_end(int r) {
+	return r == SHMB_E_STALE || r == SHMB_E_NOT_FOUND || r == SHMB_E_REVOKED ? 0 : r;
+}
 extern const char py_region_create_doc[], py_region_adopt_doc[];
 
 /* ---- lease.c ---- */
@@ -175,9 +235,37 @@ extern const char py_region_create_doc[], py_region_adopt_doc[];
 int py_lease_init_types(State *state, PyObject *module);
 PyObject *py_lease_get(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
 PyObject *py_lease_lookup(PyObject *self, PyObject *name);
-/* nobody looks at it any more, and nobody may: gives it back */
-void py_lease_over(Memory *memory);
 extern const char py_lease_get_doc[], py_lease_lookup_doc[];
+
+/* ---- pool.c ---- */
+
+struct Pool {
+	PyObject_HEAD Broker *broker;
+	struct shmb_pool *pool; /* NULL once it is closed and unused */
+	PyObject *name;
+	uint32_t n_blocks;
+	uint64_t block_size;
+	uint64_t generation;
+	Py_ssize_t n_uses; /* calls that are under way, blocks */
+	bool closed;
+	bool retires; /* its region, when it is closed */
+	Link link;    /* of the broker's */
+};
+
+int py_pool_init_type(State *state, PyObject *module);
+PyObject *py_pool_create(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
+PyObject *py_pool_open(PyObject *self, PyObject *name);
+/* a call or a block ends */
+void py_pool_unuse(Pool *pool);
+/* closes those of a broker; what is held of them is held on */
+void py_pools_close(Broker *broker);
+extern const char py_pool_create_doc[], py_pool_open_doc[];
+
+/* ---- block.c ---- */
+
+int py_block_init_type(State *state, PyObject *module);
+/* takes over a use of the pool and, with @held, the block, also when it fails */
+PyObject *py_block_new(Pool *pool, const struct shmb_block *block, bool held);
 
 /* ---- list.c ---- */
 

@@ -2,15 +2,11 @@
 
 /* Region: memory that this process has registered. */
 
-#include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 
 #include "module.h"
 
-#define ACL_MAX 64
-
-struct Region {
+typedef struct Region {
 	Memory memory;
 	Broker *broker;
 	struct shmb_region *region; /* NULL once it is freed */
@@ -18,24 +14,16 @@ struct Region {
 	uint32_t flags;
 	bool kept;
 	bool retired;
-	Region *next, **link; /* of the broker's, until it is retired */
-};
+	Link link; /* of the broker's, until it is retired */
+} Region;
 
-static void region_unlink(Region *region) {
-	if (!region->link)
-		return;
-	*region->link = region->next;
-	if (region->next)
-		region->next->link = region->link;
-	region->link = NULL;
-}
-
-void py_region_over(Memory *memory) {
+/* unmaps; what was neither retired nor kept is retired now */
+static void region_over(Memory *memory) {
 	Region *region = (Region *)memory;
 	struct shmb_region *owned = region->region;
 	Broker *broker = region->broker;
 
-	region_unlink(region);
+	link_remove(&region->link);
 	if (!owned)
 		return;
 	region->region = NULL;
@@ -48,7 +36,7 @@ static void region_dealloc(PyObject *self) {
 	Region *region = (Region *)self;
 	PyTypeObject *type = Py_TYPE(self);
 
-	py_region_over(&region->memory);
+	region_over(&region->memory);
 	Py_DECREF(region->broker);
 	py_memory_deinit(&region->memory);
 	PyObject_Free(self);
@@ -56,82 +44,6 @@ static void region_dealloc(PyObject *self) {
 }
 
 /* ---- how it comes to be ---- */
-
-/* ids of an access list, into @ret[0..*n) */
-static int acl_parse(PyObject *value, const char *name, uint32_t ret[static ACL_MAX], uint32_t *n) {
-	Py_ssize_t count;
-	int r = 0;
-
-	if (!value)
-		return 0;
-	if (PyUnicode_Check(value) || !PySequence_Check(value)) {
-		PyErr_Format(PyExc_TypeError, "%s is a sequence of integers", name);
-		return -1;
-	}
-	count = PySequence_Size(value);
-	if (count < 0)
-		return -1;
-	if (count > ACL_MAX) {
-		PyErr_Format(PyExc_ValueError, "%s has at most %d entries", name, ACL_MAX);
-		return -1;
-	}
-	for (Py_ssize_t i = 0; !r && i < count; ++i) {
-		PyObject *item = PySequence_GetItem(value, i);
-
-		r = item ? py_argument_uint32(item, name, &ret[i]) : -1;
-		Py_XDECREF(item);
-	}
-	*n = (uint32_t)count;
-	return r;
-}
-
-static int huge_parse(PyObject *value, uint32_t *ret) {
-	const char *text = NULL;
-
-	if (!value || value == Py_False)
-		return 0;
-	if (PyUnicode_Check(value)) {
-		if (py_argument_text(value, "huge_pages", &text))
-			return -1;
-		if (!strcmp(text, "2M") || !strcmp(text, "1G")) {
-			*ret = *text == '2' ? SHMB_HUGE_2M : SHMB_HUGE_1G;
-			return 0;
-		}
-	}
-	PyErr_Format(PyExc_ValueError, "huge_pages is \"2M\", \"1G\" or None, not %R", value);
-	return -1;
-}
-
-typedef struct Options {
-	struct shmb_region_options options;
-	uint32_t uids[ACL_MAX];
-	uint32_t gids[ACL_MAX];
-} Options;
-
-/* keep, replace, read_only, allowed_uids, allowed_gids, principal */
-static int options_parse(PyObject *const values[static 6], Options *ret) {
-	struct shmb_region_options *options = &ret->options;
-	bool keep = false, replace = false, read_only = false;
-	uint64_t principal = UINT64_MAX;
-
-	*options = (struct shmb_region_options){ .struct_size = sizeof(*options) };
-	if (py_argument_bool(values[0], &keep) || py_argument_bool(values[1], &replace) ||
-	    py_argument_bool(values[2], &read_only) ||
-	    acl_parse(values[3], "allowed_uids", ret->uids, &options->n_allowed_uids) ||
-	    acl_parse(values[4], "allowed_gids", ret->gids, &options->n_allowed_gids) ||
-	    py_argument_uint64(values[5], "principal", &principal))
-		return -1;
-	options->flags = (keep ? SHMB_REGION_OPT_KEEP : 0) | (replace ? SHMB_REGION_OPT_REPLACE : 0) |
-			 (read_only ? SHMB_REGION_OPT_READ_ONLY : 0);
-	options->allowed_uids = ret->uids;
-	options->allowed_gids = ret->gids;
-	if (principal != UINT64_MAX && principal >= UINT32_MAX) {
-		PyErr_SetString(PyExc_ValueError, "principal is a uid");
-		return -1;
-	}
-	options->principal = principal == UINT64_MAX ? 0 : (uint32_t)principal + 1;
-	return 0;
-}
 
 typedef struct Layout {
 	const Dtype *dtype;
@@ -195,17 +107,14 @@ static PyObject *region_new(Broker *broker, struct shmb_region *owned, Layout *l
 	}
 	py_memory_init_bytes(&region->memory, broker->state, data, size,
 			     data && !is_writable(shmb_region_get_fd(owned)));
+	region->memory.over = region_over;
 	region->broker = (Broker *)Py_NewRef((PyObject *)broker);
 	region->region = owned;
 	region->generation = shmb_region_get_generation(owned);
 	region->flags = shmb_region_get_flags(owned);
 	region->kept = options->options.flags & SHMB_REGION_OPT_KEEP;
 	region->retired = false;
-	region->link = &broker->regions;
-	region->next = broker->regions;
-	if (region->next)
-		region->next->link = &region->next;
-	broker->regions = region;
+	link_add(&region->link, &broker->regions);
 	if (layout->n < 0) {
 		layout->n = 1;
 		layout->shape[0] = (Py_ssize_t)(size / layout->dtype->size);
@@ -259,9 +168,7 @@ PyObject *py_region_create(PyObject *self, PyObject *const *arguments, Py_ssize_
 					       "allowed_uids", "allowed_gids", "principal", "populate", "huge_pages",
 					       "numa_node" } };
 	Broker *broker = (Broker *)self;
-	uint32_t node = UINT32_MAX;
 	struct shmb_region *owned;
-	bool populate = false;
 	const char *name = NULL;
 	PyObject *values[N];
 	Options options;
@@ -270,16 +177,12 @@ PyObject *py_region_create(PyObject *self, PyObject *const *arguments, Py_ssize_
 
 	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
 	    py_argument_text(values[NAME], "name", &name) || layout_parse(&values[SHAPE], &layout) ||
-	    options_parse(&values[KEEP], &options) || py_argument_bool(values[POPULATE], &populate) ||
-	    huge_parse(values[HUGE_PAGES], &options.options.huge_pages) ||
-	    py_argument_uint32(values[NODE], "numa_node", &node))
+	    py_options_parse(&values[KEEP], &options) || py_options_parse_memory(&values[POPULATE], &options))
 		return NULL;
 	if (!values[SHAPE] && !values[NBYTES]) {
 		PyErr_SetString(PyExc_TypeError, "create() needs a shape or nbytes");
 		return NULL;
 	}
-	options.options.flags |= populate ? SHMB_REGION_OPT_POPULATE : 0;
-	options.options.numa_node = node == UINT32_MAX ? 0 : node < INT32_MAX ? (int32_t)node + 1 : INT32_MAX;
 	if (py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(r = shmb_region_create(broker->client, name, layout.size, &options.options, &owned));
@@ -329,7 +232,7 @@ PyObject *py_region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t
 
 	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
 	    py_argument_text(values[NAME], "name", &name) || layout_parse(&values[SHAPE], &layout) ||
-	    options_parse(&values[KEEP], &options) || py_argument_uint64(values[OFFSET], "offset", &offset))
+	    py_options_parse(&values[KEEP], &options) || py_argument_uint64(values[OFFSET], "offset", &offset))
 		return NULL;
 	fd = PyLong_AsLong(values[FD]);
 	if (fd == -1 && PyErr_Occurred())
@@ -359,7 +262,7 @@ static int retire(Region *region, uint32_t mode, int timeout) {
 	WITHOUT_GIL(r = shmb_region_retire(region->region, mode, timeout));
 	if ((!r || r == SHMB_E_TIMED_OUT) && (mode & 3) != SHMB_RETIRE_LAZY) {
 		region->retired = true;
-		region_unlink(region);
+		link_remove(&region->link);
 	}
 	return r;
 }
@@ -397,9 +300,8 @@ static int region_end(Region *region) {
 		r = retire(region, SHMB_RETIRE_STRICT, 0);
 		region->memory.n_exports--;
 	}
-	region_unlink(region);
-	if (r == SHMB_E_STALE || r == SHMB_E_NOT_FOUND || r == SHMB_E_REVOKED)
-		r = 0;
+	link_remove(&region->link);
+	r = retired_at_end(r);
 	if (r)
 		(void)py_error_raise(region->memory.state, r);
 	region->memory.closed = true;
@@ -408,14 +310,14 @@ static int region_end(Region *region) {
 }
 
 void py_regions_retire(Broker *broker) {
-	Region *region;
+	while (broker->regions) {
+		Region *region = LINK_OBJECT(Region, broker->regions);
 
-	while ((region = broker->regions)) {
 		Py_INCREF((PyObject *)region);
 		/* the session ends anyway */
 		if (region_end(region))
 			PyErr_Clear();
-		region_unlink(region);
+		link_remove(&region->link);
 		Py_DECREF((PyObject *)region);
 	}
 }
@@ -483,7 +385,7 @@ static PyGetSetDef getters[] = {
 };
 
 static PyMethodDef methods[] = {
-	{ "retire", (PyCFunction)(void (*)(void))region_retire, METH_FASTCALL | METH_KEYWORDS,
+	{ "retire", FAST(region_retire),
 	  "retire($self, mode=\'strict\', *, wait=False, timeout=None)\n--\n\n"
 	  "Unregisters the region; the owner's own mapping stays until close().\n\n"
 	  "mode: \"strict\" grants no new leases and frees the name at once; \"lazy\" stays usable until the last lease is over; "

@@ -27,6 +27,17 @@ def refused(function, *args, **how):
         function(*args, **how)
 
 
+def find_own(pool):
+    with pool.acquire() as block:
+        pool.find(block.offset, 1).numpy()
+
+
+def give_twice(pool):
+    block = pool.acquire()
+    pool.take(*block.give()).release()
+    block.release()
+
+
 CASES = {
     "lease": lambda broker, region: broker.get_memory_info("r").release(),
     "options": lambda broker, region: broker.get_memory_info("r", offset=8, nbytes=16, write=True).release(),
@@ -43,31 +54,47 @@ CASES = {
     "bytes": lambda broker, region: broker.get_memory_info("r").copy_out(nbytes=10),
     "refused": lambda broker, region: refused(broker.get_memory_info, "r", 1 << 40),
 }
+BLOCKS = {
+    "block": lambda broker, pool: pool.acquire().release(),
+    "block with": lambda broker, pool: pool.acquire(0).__enter__().__exit__(None, None, None),
+    "block dropped": lambda broker, pool: (pool.acquire().numpy(), pool.acquire().view(4, "uint16"), pool.acquire()),
+    "block dlpack": lambda broker, pool: numpy.from_dlpack(pool.acquire()),
+    "block given": lambda broker, pool: pool.take(*pool.acquire().give()),
+    "block found": lambda broker, pool: find_own(pool),
+    "block refused": lambda broker, pool: (refused(pool.find, 0, 1), refused(pool.take, 0, 1), refused(give_twice, pool)),
+    "no block": lambda broker, pool: refused(lambda: [pool.acquire(0) for _ in range(5)]),
+    "pool attributes": lambda broker, pool: (pool.name, pool.n_blocks, pool.block_size, pool.generation, pool.free_count),
+}
 # each of these is a round trip, or several
 ASKING = {
     "not found": lambda broker, region: refused(broker.get_memory_info, "no"),
     "region": lambda broker, region: broker.create("other", 3, "int16").close(),
     "status": lambda broker, region: list(broker.status(holders=True)),
     "clients": lambda broker, region: (broker.clients(), broker.stats(True), broker.broker_info(), broker.info),
+    "pool": lambda broker, region: broker.create_pool("other", 3, 16).acquire().numpy(),
+    "pool refused": lambda broker, region: refused(broker.open_pool, "r"),
     "unregister": lambda broker, region: broker.unregister(["a", "b"]),
     "connect": lambda broker, region: shmbroker.connect().close(),
 }
 
 
-@pytest.mark.parametrize("case", [*CASES, *ASKING])
+@pytest.mark.parametrize("case", [*CASES, *BLOCKS, *ASKING])
 def test_nothing_leaks(broker, case):
-    function, count = (CASES[case], ITERATIONS) if case in CASES else (ASKING[case], ITERATIONS // 50)
-    with broker.create("r", 16, "float32") as region:
-        watched = (region, broker, shmbroker.NotFound, shmbroker.Lease, shmbroker.View, shmbroker.Region, None)
+    function = {**CASES, **BLOCKS, **ASKING}[case]
+    count = ITERATIONS // 50 if case in ASKING else ITERATIONS
+    with broker.create("r", 16, "float32") as region, broker.create_pool("pool", 4, 64) as pool:
+        subject = pool if case in BLOCKS else region
+        watched = (region, broker, pool, shmbroker.NotFound, shmbroker.Lease, shmbroker.View, shmbroker.Region,
+                   shmbroker.Pool, shmbroker.Block, None)
         for _ in range(count // 10):
-            function(broker, region)
+            function(broker, subject)
         references, memory = [sys.getrefcount(one) for one in watched], resident()
         for _ in range(count):
-            function(broker, region)
+            function(broker, subject)
         grown = [sys.getrefcount(one) - before for one, before in zip(watched, references)]
         assert max(grown) < count // 100, grown
         assert resident() - memory < ROOM, resident() - memory
-        assert region.exports == 0
+        assert region.exports == 0 and pool.free_count == 4
 
 
 EXITS = {
@@ -104,6 +131,32 @@ late = Late()
 late.lease = broker.get_memory_info('r')
 late.array = late.lease.numpy()
 """,
+    "blocks": "block, array, given = pool.acquire(), pool.acquire().numpy(), pool.acquire(); given.give()",
+    "block in builtins": "import builtins; builtins.kept = pool.acquire().numpy(); pool.close(); del broker, pool",
+    "block in a module": "sys.modules['kept'] = pool.acquire(); del sys.modules['shmbroker'], shmbroker, pool",
+    "pools of a closed broker": "array = pool.acquire().numpy(); broker.close()",
+    "block dlpack": "array = numpy.from_dlpack(pool.acquire()); del pool",
+    "daemon threads that acquire": """
+def loop():
+    while True:
+        with pool.acquire() as block:
+            block.numpy()[0] = 1
+        started.set()
+started = threading.Event()
+for _ in range(6):
+    threading.Thread(target=loop, daemon=True).start()
+started.wait()
+""",
+    "coroutines that wait": """
+import asyncio
+async def main():
+    for _ in range(4):
+        blocks.append(pool.acquire())
+    asyncio.create_task(broker.aio.acquire(pool))
+    await asyncio.sleep(0)
+blocks = []
+asyncio.run(main())
+""",
     "exit": "lease = broker.get_memory_info('r'); view = memoryview(lease); sys.exit(0)",
 }
 
@@ -111,7 +164,8 @@ late.array = late.lease.numpy()
 @pytest.mark.parametrize("case", EXITS)
 def test_the_interpreter_ends(run, case):
     run("import sys, threading, numpy, shmbroker\nbroker = shmbroker.connect()\n"
-        f"region = broker.create('r', nbytes=4096)\nbroker.subscribe()\n{EXITS[case]}")
+        f"region = broker.create('r', nbytes=4096)\npool = broker.create_pool('p', 4, 4096)\nbroker.subscribe()\n"
+        f"{EXITS[case]}")
 
 
 def test_an_exit_without_a_broker_does_not_wait(run):

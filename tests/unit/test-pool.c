@@ -237,8 +237,12 @@ static void a_pool_is_created_with_its_shape(void **state) {
 		assert_int_equal(block.size, 5000);
 		memset(block.address, 1, block.size);
 	}
+	assert_int_equal(shmb_region_get_size(shmb_pool_get_region(pool)), 4096 + 3 * 8192);
 	shmb_pool_free(pool);
 	assert_int_equal(atomic_load(&fake.n_asked[WIRE_OP_UNREGISTER]), 1);
+	pool = open_pool();
+	assert_null(shmb_pool_get_region(pool));
+	shmb_pool_free(pool);
 }
 
 static void shapes_that_cannot_be_are_refused(void **state) {
@@ -604,7 +608,7 @@ static void threads_share_few_blocks(void **state) {
 }
 
 static void a_child_is_refused(void **state) {
-	struct shmb_pool *pool = open_pool(), *other;
+	struct shmb_pool *pool = open_pool(), *again = open_pool(), *other;
 	struct shmb_block block = acquire(pool), more;
 	uint64_t word = atomic_load(&words()[block.index]);
 	uint32_t n;
@@ -621,7 +625,9 @@ static void a_child_is_refused(void **state) {
 			    shmb_pool_find(pool, block.offset, 1, &more) == SHMB_E_FORKED &&
 			    shmb_pool_count_free(pool, &n) == SHMB_E_FORKED &&
 			    shmb_pool_open(client, "p", &other) == SHMB_E_FORKED &&
-			    shmb_pool_create(client, "q", 1, 1, NULL, &other) == SHMB_E_FORKED && !shmb_pool_free(pool);
+			    shmb_pool_create(client, "q", 1, 1, NULL, &other) == SHMB_E_FORKED &&
+			    !shmb_pool_get_region(pool) && !shmb_pool_free(pool) &&
+			    shmb_pool_get_n_blocks(again) == BLOCKS && !shmb_pool_free(again);
 
 		_exit(!good);
 	}
@@ -629,6 +635,7 @@ static void a_child_is_refused(void **state) {
 	assert_int_equal(status, 0);
 	assert_int_equal(atomic_load(&words()[block.index]), word);
 	assert_int_equal(shmb_block_release(pool, &block), 0);
+	shmb_pool_free(again);
 	shmb_pool_free(pool);
 }
 

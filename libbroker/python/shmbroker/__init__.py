@@ -10,6 +10,13 @@ cannot go away before the lease is given back:
     with shmbroker.connect() as broker, broker.get_memory_info("frame") as lease:
         frame = lease.numpy((1, 3, 2160, 3840), "float32")
 
+A pool is memory in blocks of one size, which many processes acquire and release among themselves; what a process held when
+it was killed comes back by itself:
+
+    with shmbroker.connect() as broker, broker.create_pool("frames", 8, 99532800) as pool:
+        with pool.acquire() as block:
+            block.numpy((1, 3, 2160, 3840), "float32")[...] = 0
+
 Sizes and offsets are in bytes, shapes in elements, timeouts in seconds; None is no timeout. What the broker refuses is
 an Error, with one class for each code; what the kernel refuses is an OSError. Objects may be used from many threads.
 After os.fork() the child may use nothing that it inherited but memory that it already looks at: it gets ForkedError.
@@ -20,12 +27,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
 from . import _shmbroker, _source
+from ._acquire import Acquirer
 from ._aio import Aio, Events, Hub
 from ._shmbroker import (
-    AccessDiffers, AccessRefused, Again, AlreadyExists, BadFd, BadName, BadState, Busy, Detached, Error, ForkedError,
-    Handle, InUse, Invalid, Lease, Memory, NoDevice, NoFds, NoReadOnlyFd, NoSlots, NotAttached, NotFound, OutOfBounds,
-    PermissionDenied, QuotaExceeded, Region, Reserved, Retiring, Revoked, Sparse, Stale, TimedOut, Truncated,
-    UnknownOp, Unsealed, Unsupported, VersionMismatch, View, errors_by_code,
+    AccessDiffers, AccessRefused, Again, AlreadyExists, BadFd, BadName, BadState, Block, Busy, Detached, Error,
+    ForkedError, Handle, InUse, Invalid, Lease, Memory, NoDevice, NoFds, NoReadOnlyFd, NoSlots, NotAttached, NotFound,
+    OutOfBounds, PermissionDenied, Pool, QuotaExceeded, Region, Reserved, Retiring, Revoked, Sparse, Stale, TimedOut,
+    Truncated, UnknownOp, Unsealed, Unsupported, VersionMismatch, View, errors_by_code,
 )
 from ._shmbroker import version as __version__
 from ._types import (
@@ -36,11 +44,11 @@ ANY_UID = 0xFFFFFFFF
 
 __all__ = [
     "ANY_UID", "AccessDiffers", "AccessRefused", "Again", "Aio", "AlreadyExists", "BadFd", "BadName", "BadState",
-    "Broker", "Busy", "ClientInfo", "ClientStatus", "Detached", "Error", "Event", "EventType", "Events",
+    "Block", "Broker", "Busy", "ClientInfo", "ClientStatus", "Detached", "Error", "Event", "EventType", "Events",
     "ForkedError", "Handle", "Holder", "InUse", "Invalid", "Lease", "Memory", "NoDevice", "NoFds", "NoReadOnlyFd",
-    "NoSlots", "NotAttached", "NotFound", "OutOfBounds", "PermissionDenied", "QuotaExceeded", "Region", "RegionFlags",
-    "RegionState", "RegionStatus", "Reserved", "Retired", "Retiring", "Revoked", "Sparse", "Stale", "Stat",
-    "TimedOut", "Truncated", "UnknownOp", "Unsealed", "Unsupported", "VersionMismatch", "View", "connect",
+    "NoSlots", "NotAttached", "NotFound", "OutOfBounds", "PermissionDenied", "Pool", "QuotaExceeded", "Region",
+    "RegionFlags", "RegionState", "RegionStatus", "Reserved", "Retired", "Retiring", "Revoked", "Sparse", "Stale",
+    "Stat", "TimedOut", "Truncated", "UnknownOp", "Unsealed", "Unsupported", "VersionMismatch", "View", "connect",
     "errors_by_code",
 ]
 
@@ -68,12 +76,14 @@ class Broker(_shmbroker.Broker):
     """
 
     _hub: "Hub | None" = None
+    _waiting: "dict[Pool, Acquirer]"
 
     def __new__(cls, socket: Any = None, *, roles: "str | int | Sequence[str] | None" = None,
                 accept_unsealed: bool = False, populate: bool = True, resume_timeout: "float | None" = 30.0,
                 lease_page: bool = True, force_rmw: bool = False) -> "Broker":
         made = _shmbroker.connect(cls, socket, roles=roles, accept_unsealed=accept_unsealed, populate=populate,
                                   resume_timeout=resume_timeout, lease_page=lease_page, force_rmw=force_rmw)
+        made._waiting = {}
         if resume_timeout is None:
             made.set_resume_timeout(None)
         return made

@@ -7,7 +7,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ._shmbroker import Handle, Lease, Region
+from ._acquire import acquire
+from ._shmbroker import Block, Handle, Lease, Pool, Region
 from ._types import ClientStatus, Event, EventType, Mode, RegionStatus, Stat
 
 if TYPE_CHECKING:
@@ -138,6 +139,21 @@ class Aio:
     async def adopt(self, *args: Any, **how: Any) -> Region:
         """Broker.adopt()."""
         return await self._run(self.broker.adopt, *args, **how)
+
+    async def create_pool(self, *args: Any, **how: Any) -> Pool:
+        """Broker.create_pool()."""
+        return await self._run(self.broker.create_pool, *args, **how)
+
+    async def open_pool(self, name: str) -> Pool:
+        """Broker.open_pool()."""
+        return await self._run(self.broker.open_pool, name)
+
+    async def acquire(self, pool: Pool, timeout: "float | None" = None) -> Block:
+        """Pool.acquire(); those of this broker that wait for a pool are served in order.
+
+        A block that comes when the wait was cancelled goes back to the pool. Needs no thread of the executor.
+        """
+        return await acquire(pool, self.broker._waiting, timeout)
 
     async def retire(self, region: Region, mode: Mode = "strict", *, wait: bool = True,
                      timeout: "float | None" = None) -> None:
