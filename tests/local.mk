@@ -31,6 +31,7 @@ system_files = \
 	tests/system/test_ctl.py \
 	tests/system/test_dlopen.py \
 	tests/system/test_examples.py \
+	tests/system/test_fakecuda.py \
 	tests/system/test_fallbacks.py \
 	tests/system/test_fuse.py \
 	tests/system/test_hostile.py \

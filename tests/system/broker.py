@@ -41,7 +41,7 @@ def build_directory():
     copy = pathlib.Path(tempfile.mkdtemp(prefix="shmb"))
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
     copy.chmod(0o755)
-    for name in (".libs", "shmbrokerd", "shmbrokerctl"):
+    for name in (".libs", "shmbrokerd", "shmbrokerctl", "shmbroker-cuda-helper", "tests/fakecuda"):
         if (build / name).is_dir():
             shutil.copytree(build / name, copy / name, symlinks=True)
         elif (build / name).exists():

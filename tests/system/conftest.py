@@ -8,6 +8,7 @@ import tempfile
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "fakecuda"))
 
 from broker import Broker  # noqa: E402  pylint: disable=wrong-import-position
 from restart import LastingBroker  # noqa: E402  pylint: disable=wrong-import-position
