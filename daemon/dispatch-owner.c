@@ -11,8 +11,10 @@
 #include "wait.h"
 #include "wire/name.h"
 
-/* may the session retire this region by name? */
-static int check_right(const Session *session, const Region *region) {
+/* May the session retire this region by name? Whoever names a principal has that user's rights and no other. */
+static int check_right(const Session *session, const Region *region, uint32_t principal) {
+	if (principal != WIRE_ANY_UID)
+		return region->owner_uid == principal ? 0 : SHMB_E_PERMISSION;
 	if (region_is_mine(region, session) || session->roles & WIRE_ROLE_ADMIN)
 		return 0;
 	/* the CLI retires regions of its own user, whichever process registered them */
@@ -121,7 +123,7 @@ static int retire_by_name(Retirement *retirement, const WireName *name, uint32_t
 		strcpy(text, wire_error_text(result->code));
 		return 0;
 	}
-	result->code = (uint32_t)check_right(session, region);
+	result->code = (uint32_t)check_right(session, region, retirement->asked.principal);
 	if (result->code) {
 		strcpy(text, "the region belongs to another user");
 		return 0;
@@ -129,12 +131,12 @@ static int retire_by_name(Retirement *retirement, const WireName *name, uint32_t
 	return retire(retirement, region, index);
 }
 
-static bool in_scope(const Session *session, const Region *region, uint32_t scope) {
-	switch (scope) {
+static bool in_scope(const Session *session, const Region *region, const WireUnregisterRequest *asked) {
+	switch (asked->scope) {
 	case WIRE_SCOPE_SESSION:
 		return region->owner == session;
 	case WIRE_SCOPE_UID:
-		return region->owner_uid == session->peer.uid;
+		return region->owner_uid == (asked->principal == WIRE_ANY_UID ? session->peer.uid : asked->principal);
 	default:
 		return true;
 	}
@@ -150,8 +152,7 @@ static int retire_all(Retirement *retirement) {
 	for (uint32_t slot = 0; slot < registry->n_used; ++slot) {
 		Region *region = registry->regions[slot];
 
-		if (!region || region->state == WIRE_STATE_REVOKED ||
-		    !in_scope(session, region, retirement->asked.scope))
+		if (!region || region->state == WIRE_STATE_REVOKED || !in_scope(session, region, &retirement->asked))
 			continue;
 		/* asked again: what has come since is not meant */
 		if (region->generation > retirement->serial->counter)
@@ -164,9 +165,13 @@ static int retire_all(Retirement *retirement) {
 	return 0;
 }
 
-static int check_scope(Request *request, uint32_t scope) {
+static int check_scope(Request *request, uint32_t scope, uint32_t principal) {
 	Session *session = request->session;
 
+	if (principal != WIRE_ANY_UID && principal != session->peer.uid && !(session->rights & WIRE_RIGHT_DELEGATE))
+		return request_refuse(request, SHMB_E_PERMISSION, "acting for another user needs the right delegate");
+	if (principal != WIRE_ANY_UID && peer_is_overflow_uid(principal))
+		return request_refuse(request, SHMB_E_PERMISSION, "this host cannot tell this user from others");
 	if (scope == WIRE_SCOPE_ALL && !(session->roles & WIRE_ROLE_ADMIN))
 		return request_refuse(request, SHMB_E_PERMISSION, "all regions of all users: needs the role admin");
 	if (scope == WIRE_SCOPE_UID && session->peer.overflow_uid)
@@ -184,7 +189,7 @@ int dispatch_unregister(Request *request) {
 
 	if (wire_read_unregister(&request->body, asked, names))
 		return DISPATCH_MALFORMED;
-	r = check_scope(request, asked->scope);
+	r = check_scope(request, asked->scope, asked->principal);
 	if (r)
 		return r;
 	r = wait_new(&wait, session, request->header.serial);

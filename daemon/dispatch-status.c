@@ -79,15 +79,16 @@ static void holders_collect(Holders *holders, const Region *region) {
 		holders_add(holders, container_of(link, Lease, region_link)->session, 1, WIRE_HOLDER_MESSAGE);
 }
 
-static size_t status_size(const Region *region, const Holders *holders, const char *container) {
-	return sizeof(WireStatusEntry) + wire_padded(region->name_length) + wire_padded(strlen(container)) +
-	       holders->n * sizeof(WireStatusHolder);
+static size_t status_size(const WireStatusEntry *entry) {
+	return sizeof(*entry) + wire_padded(entry->name_length) + wire_padded(entry->container_length) +
+	       wire_padded(entry->key_length) + entry->holder_count * sizeof(WireStatusHolder);
 }
 
 /* false when the page is full */
 static bool status_write(Request *request, const Region *region, Holders *holders, bool with_holders) {
 	Session *session = request->session;
 	bool visible = session_sees(session, region->owner_uid);
+	bool shows_key = visible || session->rights & WIRE_RIGHT_DELEGATE;
 	const char *container = visible ? region->identity->container : "";
 	WireStatusEntry entry = {
 		.slot = region->slot,
@@ -104,6 +105,7 @@ static bool status_write(Request *request, const Region *region, Holders *holder
 		.state = (uint8_t)region->state,
 		.kind = region->kind,
 		.access = region->access,
+		.key_length = shows_key ? region->key_length : 0,
 		.name_length = (uint16_t)region->name_length,
 		.container_length = (uint16_t)strlen(container),
 	};
@@ -114,7 +116,7 @@ static bool status_write(Request *request, const Region *region, Holders *holder
 	if (!with_holders || !visible)
 		holders->n = 0;
 	entry.holder_count = holders->n;
-	entry.length = (uint32_t)status_size(region, holders, container);
+	entry.length = (uint32_t)status_size(&entry);
 	if (entry.length > wire_writer_room(&request->reply))
 		return false;
 	if (region->object && region->object->cuda)
@@ -124,6 +126,7 @@ static bool status_write(Request *request, const Region *region, Holders *holder
 	wire_write(&request->reply, &entry, sizeof(entry));
 	wire_write(&request->reply, region->name, region->name_length);
 	wire_write(&request->reply, container, entry.container_length);
+	wire_write(&request->reply, ledger_key(&session->broker->ledger, region->slot), entry.key_length);
 	wire_write(&request->reply, holders->at, holders->n * sizeof(holders->at[0]));
 	return true;
 }

@@ -50,6 +50,7 @@ static void header_init(LedgerHeader *ret, uint32_t session_capacity, uint32_t r
 	ret->acls_offset = take(&offset, (uint64_t)region_capacity * sizeof(LedgerAcl));
 	ret->cuda_offset = take(&offset, (uint64_t)region_capacity * sizeof(LedgerCuda));
 	ret->regions_offset = take(&offset, (uint64_t)region_capacity * sizeof(LedgerRegion));
+	ret->keys_offset = take(&offset, (uint64_t)region_capacity * sizeof(LedgerKey));
 	ret->maps_offset = take(&offset, (uint64_t)ret->map_capacity * sizeof(LedgerMap));
 	ret->leases_offset = take(&offset, (uint64_t)ret->lease_capacity * sizeof(LedgerLease));
 	ret->total_size = offset;
@@ -198,6 +199,14 @@ const LedgerCuda *ledger_cuda(const Ledger *ledger, uint32_t index) {
 
 LedgerRegion *ledger_region(const Ledger *ledger, uint32_t slot) {
 	return record(ledger, ledger->header->regions_offset, slot, sizeof(LedgerRegion));
+}
+
+static LedgerKey *key_of(const Ledger *ledger, uint32_t slot) {
+	return record(ledger, ledger->header->keys_offset, slot, sizeof(LedgerKey));
+}
+
+const char *ledger_key(const Ledger *ledger, uint32_t slot) {
+	return key_of(ledger, slot)->text;
 }
 
 LedgerMap *ledger_map(const Ledger *ledger, uint32_t index) {
@@ -434,7 +443,8 @@ void ledger_drop_object(Ledger *ledger, const Object *object) {
 
 /* regions */
 
-void ledger_put_region(Ledger *ledger, const Region *region, uint64_t session, uint64_t serial, uint32_t index) {
+void ledger_put_region(Ledger *ledger, const Region *region, const char *key, uint64_t session, uint64_t serial,
+		       uint32_t index) {
 	LedgerRegion *at = ledger_region(ledger, region->slot);
 
 	redo(ledger, LEDGER_REGION, region->slot);
@@ -455,9 +465,12 @@ void ledger_put_region(Ledger *ledger, const Region *region, uint64_t session, u
 		.kind = region->kind,
 		.access = region->access,
 		.name_length = (uint16_t)region->name_length,
+		.key_length = region->key_length,
 	};
 	memcpy(at->comm, region->identity->comm, sizeof(at->comm));
 	memcpy(at->name, region->name, region->name_length);
+	if (region->key_length)
+		memcpy(key_of(ledger, region->slot)->text, key, region->key_length);
 	ledger->header->generation = region->generation;
 	if (ledger->header->n_used_regions <= region->slot)
 		ledger->header->n_used_regions = region->slot + 1;

@@ -20,7 +20,7 @@
 #include "wire/protocol.h"
 
 #define LEDGER_MAGIC UINT64_C(0x6764656c706d6873) /* "shmpledg" */
-#define LEDGER_VERSION 4
+#define LEDGER_VERSION 5
 #define LEDGER_SERIALS 64
 #define LEDGER_CONTAINER_SIZE 64
 #define LEDGER_NONE UINT32_MAX /* an index of no record */
@@ -135,8 +135,14 @@ typedef struct LedgerRegion {
 	uint8_t access;
 	uint16_t name_length;
 	char comm[WIRE_COMM_SIZE];
-	char name[256];
+	char name[255];
+	uint8_t key_length; /* the key itself is LedgerKey of the same slot */
 } LedgerRegion;
+
+/* kept apart, so that regions without a key do not pay for one */
+typedef struct LedgerKey {
+	char text[256];
+} LedgerKey;
 
 typedef struct LedgerMap {
 	uint64_t session;
@@ -169,6 +175,7 @@ typedef struct LedgerHeader {
 	uint64_t acls_offset;
 	uint64_t cuda_offset;
 	uint64_t regions_offset;
+	uint64_t keys_offset;
 	uint64_t maps_offset;
 	uint64_t leases_offset;
 	/* from here on it changes */
@@ -219,6 +226,8 @@ LedgerObject *ledger_object(const Ledger *ledger, uint32_t index);
 const WireAclEntry *ledger_acl(const Ledger *ledger, uint32_t index);
 const LedgerCuda *ledger_cuda(const Ledger *ledger, uint32_t index);
 LedgerRegion *ledger_region(const Ledger *ledger, uint32_t slot);
+/* the key of the region in @slot, which has key_length bytes; borrowed, as long as the record is there */
+const char *ledger_key(const Ledger *ledger, uint32_t slot);
 LedgerMap *ledger_map(const Ledger *ledger, uint32_t index);
 LedgerLease *ledger_lease(const Ledger *ledger, uint32_t index);
 
@@ -244,8 +253,9 @@ void ledger_put_object(Ledger *ledger, Object *object);
 void ledger_update_object(Ledger *ledger, const Object *object);
 void ledger_drop_object(Ledger *ledger, const Object *object);
 
-/* @session asked for it under @serial as entry @index */
-void ledger_put_region(Ledger *ledger, const Region *region, uint64_t session, uint64_t serial, uint32_t index);
+/* @session asked for it under @serial as entry @index. Borrows @key, region->key_length bytes. */
+void ledger_put_region(Ledger *ledger, const Region *region, const char *key, uint64_t session, uint64_t serial,
+		       uint32_t index);
 /* its state, and that it has no object any more when it is revoked */
 void ledger_set_region_state(Ledger *ledger, const Region *region);
 void ledger_set_region_retired(Ledger *ledger, const Region *region, uint64_t session, uint64_t serial, uint32_t index);

@@ -228,14 +228,15 @@ void peer_parse_container(const char *cgroup, char *buffer, size_t size) {
 
 /* ---- at accept ---- */
 
-static uint32_t overflow_uid(void) {
-	static uint32_t uid;
+bool peer_is_overflow_uid(uint32_t uid) {
+	static uint32_t overflow_uid;
 	char text[32];
 
-	if (!uid)
-		uid = read_text("/proc/sys/kernel/overflowuid", text, sizeof(text)) ? (uint32_t)strtoul(text, NULL, 10)
-										    : OVERFLOW_UID;
-	return uid;
+	if (!overflow_uid)
+		overflow_uid = read_text("/proc/sys/kernel/overflowuid", text, sizeof(text))
+				       ? (uint32_t)strtoul(text, NULL, 10)
+				       : OVERFLOW_UID;
+	return uid == overflow_uid;
 }
 
 static int read_groups(int fd, Peer *peer) {
@@ -337,7 +338,7 @@ int peer_read(int fd, Peer *ret) {
 	peer.pid = credentials.pid;
 	peer.uid = credentials.uid;
 	peer.gid = credentials.gid;
-	peer.overflow_uid = peer.uid == overflow_uid();
+	peer.overflow_uid = peer_is_overflow_uid(peer.uid);
 	r = read_groups(fd, &peer);
 	if (r)
 		return r;

@@ -43,6 +43,8 @@ struct Peer {
  * SO_PEERPIDFD 6.5, pidfd_open 5.3)
  */
 int peer_read(int fd, Peer *ret);
+/* Is this the uid that stands for all uids which this user namespace cannot express? */
+bool peer_is_overflow_uid(uint32_t uid);
 void peer_deinit(Peer *peer);
 /*
  * A pidfd of the process @pid if it is the one that began at @start_time (clock ticks since boot). Returns it, -ESRCH

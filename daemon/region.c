@@ -58,11 +58,13 @@ static int check_request(Session *session, const WireRegister *request, char *wh
 	if (!(session->roles & WIRE_ROLE_OWNER))
 		return refuse(why, SHMB_E_PERMISSION, "this session has not the role owner");
 	r = wire_name_check(request->name, entry->name_length, &text);
+	if (!r)
+		r = wire_key_check(request->key, entry->key_length, &text);
 	if (r)
 		return refuse(why, r, text);
 	if (entry->flags & WIRE_REGISTER_KEEP && !(session->rights & WIRE_RIGHT_KEEP))
 		return refuse(why, SHMB_E_PERMISSION, "KEEP needs the right keep");
-	if (entry->flags & WIRE_REGISTER_KEEP && session->peer.overflow_uid)
+	if (entry->flags & WIRE_REGISTER_KEEP && (session->peer.overflow_uid || peer_is_overflow_uid(entry->principal)))
 		return refuse(why, SHMB_E_PERMISSION, "KEEP is not for users that this host cannot tell apart");
 	if (entry->principal != WIRE_ANY_UID && entry->principal != session->peer.uid &&
 	    !(session->rights & WIRE_RIGHT_DELEGATE))
@@ -72,11 +74,21 @@ static int check_request(Session *session, const WireRegister *request, char *wh
 	return 0;
 }
 
+/* Whoever names a principal takes nothing from anybody else, not even from itself. */
+static bool may_replace(const Session *session, const WireRegister *request, const Region *holder) {
+	uint32_t principal = request->entry.principal;
+
+	if (principal == WIRE_ANY_UID)
+		return region_is_mine(holder, session);
+	return holder->owner_uid == principal &&
+	       (holder->owner == session || (holder->flags & WIRE_REGION_KEPT && !peer_is_overflow_uid(principal)));
+}
+
 /* may @holder, if there is one, lose its name? The refusal tells nothing about it. */
 static int check_holder(const Session *session, const WireRegister *request, const Region *holder, char *why) {
 	if (holder && !(request->entry.flags & WIRE_REGISTER_REPLACE))
 		return refuse(why, SHMB_E_EXISTS, "already exists");
-	if (holder && !region_is_mine(holder, session))
+	if (holder && !may_replace(session, request, holder))
 		return refuse(why, SHMB_E_EXISTS, "already exists and is not this session's to replace");
 	return 0;
 }
@@ -202,6 +214,7 @@ static Region *region_new(Session *session, const WireRegister *request, uint32_
 	region->size = entry->size;
 	region->kind = entry->kind;
 	region->access = entry->access;
+	region->key_length = (uint8_t)entry->key_length;
 	region->owner_uid = uid;
 	region->owner_session = entry->flags & WIRE_REGISTER_KEEP ? 0 : session->id;
 	region->owner_number = session->index;
@@ -289,7 +302,7 @@ int region_commit(Region *region, Session *session, const WireRegister *request,
 		return r;
 	}
 	region_link(region, region->flags & WIRE_REGION_KEPT ? NULL : session);
-	ledger_put_region(&broker->ledger, region, session->id, serial, index);
+	ledger_put_region(&broker->ledger, region, request->key, session->id, serial, index);
 	registry_publish(&broker->registry, region, replaces);
 	if (replaces)
 		region_retire(replaces, WIRE_MODE_STRICT, NULL);
@@ -322,6 +335,7 @@ Region *region_restore(Broker *broker, uint32_t slot, Object *object, Session *o
 	region->size = at->size;
 	region->kind = at->kind;
 	region->access = at->access;
+	region->key_length = at->key_length;
 	region->flags = at->flags;
 	region->state = at->state;
 	region->owner_uid = at->owner_uid;

@@ -44,6 +44,7 @@ struct Region {
 	uint32_t flags;
 	uint8_t kind;
 	uint8_t access;
+	uint8_t key_length; /* bytes of its key, which the ledger has, 0 for none */
 	bool named;
 	bool scanning; /* in Broker.scan */
 	TableLink name_link;

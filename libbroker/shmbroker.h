@@ -192,11 +192,12 @@ struct shmb_region_options {
 	const uint32_t *allowed_gids;
 	uint32_t n_allowed_uids;
 	uint32_t n_allowed_gids;
+	const char *key; /* by which others know this memory, for status only; at most 255 bytes, NULL or "" for none */
 };
 
 /*
  * Creates @size bytes (1 or more) as a sealed memfd, zeroed, maps it at a 64-byte aligned address and registers it.
- * Returns 0; SHMB_E_BAD_NAME, SHMB_E_EXISTS, SHMB_E_QUOTA, SHMB_E_NO_SLOTS, SHMB_E_NO_FDS,
+ * Returns 0; SHMB_E_BAD_NAME (also of the key), SHMB_E_EXISTS, SHMB_E_QUOTA, SHMB_E_NO_SLOTS, SHMB_E_NO_FDS,
  * SHMB_E_PERMISSION, SHMB_E_RESERVED; -ENOMEM, -ENOSPC, -EMFILE.
  */
 int shmb_region_create(struct shmb_client *client, const char *name, uint64_t size,
@@ -240,6 +241,13 @@ struct shmb_region *shmb_region_free(struct shmb_region *region);
 /* retires regions by name: results for each in @ret_results (may be NULL) */
 int shmb_client_unregister(struct shmb_client *client, const char *const *names, uint32_t n, uint32_t mode, int timeout,
 			   int *ret_results);
+/*
+ * The same with the rights of a user for whom a delegate acts: @principal is the uid + 1, whose regions it may retire and
+ * nobody else's, not even its own; 0 is shmb_client_unregister(). Also returns SHMB_E_PERMISSION for the whole call when the
+ * session has not the right delegate.
+ */
+int shmb_client_unregister_as(struct shmb_client *client, uint32_t principal, const char *const *names, uint32_t n,
+			      uint32_t mode, int timeout, int *ret_results);
 #define SHMB_ALL_SESSION 1  /* all of this session */
 #define SHMB_ALL_UID 2	    /* all of this user */
 #define SHMB_ALL_EVERYONE 3 /* needs the role admin */
@@ -449,6 +457,7 @@ struct shmb_status { /* valid until the next call on the iterator */
 	char comm[17];
 	uint32_t n_holders, holders_total;
 	const struct shmb_holder *holders;
+	const char *key; /* "" when it has none or is not visible to this user */
 };
 
 struct shmb_status_iter;

@@ -17,6 +17,7 @@ EXTRA_DIST += \
 
 system_files = \
 	tests/system/broker.py \
+	tests/system/calls.py \
 	tests/system/conftest.py \
 	tests/system/fuse.py \
 	tests/system/holder.py \
@@ -35,6 +36,7 @@ system_files = \
 	tests/system/test_fallbacks.py \
 	tests/system/test_fuse.py \
 	tests/system/test_hostile.py \
+	tests/system/test_keys.py \
 	tests/system/test_kill.py \
 	tests/system/test_limits.py \
 	tests/system/test_memory.py \
@@ -162,6 +164,7 @@ tests_demo_consumer_LDADD = libshmbroker.la
 tests_demo_consumer_LDFLAGS = $(AM_LDFLAGS) -no-install
 
 # peers that the system tests start; the library is in them, so that they run wherever they are copied to
+tests_system_client_calls_LDADD = libclient.la
 tests_system_client_memory_LDADD = libclient.la
 tests_system_client_restart_LDADD = libclient.la
 tests_system_client_threads_LDADD = libclient.la
@@ -220,6 +223,7 @@ test_programs = \
 	tests/restart/shmbrokerd-kill-points \
 	tests/stress/shmbrokerd-without-barrier \
 	tests/stress/stress \
+	tests/system/client-calls \
 	tests/system/client-dlopen \
 	tests/system/client-memory \
 	tests/system/client-restart \

@@ -31,6 +31,7 @@ struct shmb_status_iter {
 	bool last;
 	char name_text[SHMB_NAME_MAX + 1];
 	char container[256];
+	char key[SHMB_NAME_MAX + 1];
 	struct shmb_holder holders[WIRE_HOLDERS_MAX];
 	struct shmb_status status;
 };
@@ -72,12 +73,13 @@ static int status_read(struct shmb_status_iter *iter) {
 	struct shmb_status *status = &iter->status;
 	WireStatusHolder holder;
 	WireStatusEntry entry;
-	const char *name, *container;
+	const char *name, *container, *key;
 
 	wire_read(&iter->body, &entry, sizeof(entry));
 	name = wire_read_bytes(&iter->body, entry.name_length);
 	container = wire_read_bytes(&iter->body, entry.container_length);
-	if (!name || !container || entry.holder_count > WIRE_HOLDERS_MAX)
+	key = wire_read_bytes(&iter->body, entry.key_length);
+	if (!name || !container || !key || entry.holder_count > WIRE_HOLDERS_MAX)
 		return error_plain(-EPROTO);
 	for (uint32_t i = 0; i < entry.holder_count; ++i) {
 		wire_read(&iter->body, &holder, sizeof(holder));
@@ -113,6 +115,7 @@ static int status_read(struct shmb_status_iter *iter) {
 		.n_holders = entry.holder_count,
 		.holders_total = entry.holder_total,
 		.holders = iter->holders,
+		.key = copy_text(iter->key, sizeof(iter->key), key, entry.key_length),
 	};
 	copy_comm(status->comm, &entry.comm);
 	return 0;

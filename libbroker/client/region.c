@@ -56,7 +56,14 @@ static const struct shmb_region_options *options_get(const struct shmb_region_op
 	return copy;
 }
 
+static const char *options_key(const struct shmb_region_options *options) {
+	return options->key ?: "";
+}
+
 static int check_options(const struct shmb_region_options *options) {
+	const char *why;
+	int r;
+
 	if (!options->struct_size)
 		return error_set(SHMB_E_INVALID, "struct_size of the options is not set");
 	if (options->flags & ~(uint32_t)(SHMB_REGION_OPT_KEEP | SHMB_REGION_OPT_REPLACE | SHMB_REGION_OPT_READ_ONLY |
@@ -69,7 +76,8 @@ static int check_options(const struct shmb_region_options *options) {
 		return error_set(SHMB_E_INVALID, "numa_node is a node plus one, or 0");
 	if (options->n_allowed_uids > WIRE_ACL_MAX || options->n_allowed_gids > WIRE_ACL_MAX - options->n_allowed_uids)
 		return error_set(SHMB_E_INVALID, "an access list has at most 64 entries");
-	return 0;
+	r = wire_key_check(options_key(options), strlen(options_key(options)), &why);
+	return r ? error_set(r, why) : 0;
 }
 
 static MemoryFile *file_new(int fd) {
@@ -284,10 +292,13 @@ static void batch_add_fds(Batch *batch, int fd, WireRegisterEntry *entry) {
 	batch->fds[batch->n_fds++] = read_only;
 }
 
-static bool batch_has_room(const Batch *batch, size_t name_length, uint32_t n_acl) {
+static bool batch_has_room(const Batch *batch, const char *name, const struct shmb_region_options *options) {
+	size_t size = sizeof(WireRegisterEntry) + wire_padded(strlen(name)) +
+		      (options->n_allowed_uids + options->n_allowed_gids) * sizeof(WireAclEntry) +
+		      wire_padded(strlen(options_key(options)));
+
 	return batch->head->count < WIRE_BATCH_MAX && batch->n_fds + 2 <= WIRE_FDS_MAX &&
-	       wire_writer_room(&batch->writer) >=
-		       sizeof(WireRegisterEntry) + wire_padded(name_length) + n_acl * sizeof(WireAclEntry);
+	       wire_writer_room(&batch->writer) >= size;
 }
 
 static void batch_add(Batch *batch, struct shmb_region *region, int fd, const struct shmb_region_options *options,
@@ -299,6 +310,7 @@ static void batch_add(Batch *batch, struct shmb_region *region, int fd, const st
 		.size = region->size,
 		.name_length = (uint16_t)strlen(region->name),
 		.acl_count = (uint16_t)(options->n_allowed_uids + options->n_allowed_gids),
+		.key_length = (uint16_t)strlen(options_key(options)),
 		.principal = options->principal ? options->principal - 1 : WIRE_ANY_UID,
 		.flags = (uint16_t)((options->flags & SHMB_REGION_OPT_KEEP ? WIRE_REGISTER_KEEP : 0) |
 				    (options->flags & SHMB_REGION_OPT_REPLACE ? WIRE_REGISTER_REPLACE : 0)),
@@ -315,6 +327,7 @@ static void batch_add(Batch *batch, struct shmb_region *region, int fd, const st
 	for (uint32_t i = 0; i < options->n_allowed_gids; ++i)
 		wire_write(&batch->writer, &(WireAclEntry){ WIRE_ACL_GID, options->allowed_gids[i] },
 			   sizeof(WireAclEntry));
+	wire_write(&batch->writer, options_key(options), entry.key_length);
 	region->kept = options->flags & SHMB_REGION_OPT_KEEP;
 	batch->regions[batch->head->count] = region;
 	batch->positions[batch->head->count++] = position;
@@ -470,8 +483,7 @@ int shmb_region_adopt_many(struct shmb_client *client, struct shmb_region_spec *
 		ret_results[i] = adopt_one(client, specs, i, &options);
 		if (ret_results[i])
 			continue;
-		if (batch.buffer &&
-		    !batch_has_room(&batch, strlen(specs[i].name), options.n_allowed_uids + options.n_allowed_gids))
+		if (batch.buffer && !batch_has_room(&batch, specs[i].name, &options))
 			batch_send(&batch, client, ret_results);
 		if (!batch.buffer) {
 			r = batch_begin(&batch);
@@ -589,6 +601,7 @@ static int request_fill(WireUnregisterRequest *ret, uint32_t scope, uint32_t mod
 		.flags = mode & SHMB_RETIRE_WAIT ? WIRE_UNREGISTER_WAIT : 0,
 		.timeout_ms = timeout < 0 ? WIRE_FOREVER : (uint32_t)timeout,
 		.count = count,
+		.principal = WIRE_ANY_UID,
 	};
 	return 0;
 }
@@ -614,8 +627,8 @@ static int read_results(const Call *call, uint32_t n, int *ret_results) {
 	return wire_reader_end(&body) ? 0 : error_plain(-EPROTO);
 }
 
-static int unregister_batch(struct shmb_client *client, const char *const *names, const uint64_t *generations,
-			    uint32_t n, uint32_t mode, int timeout, int *ret_results) {
+static int unregister_batch(struct shmb_client *client, uint32_t principal, const char *const *names,
+			    const uint64_t *generations, uint32_t n, uint32_t mode, int timeout, int *ret_results) {
 	WireNameEntry entries[WIRE_BATCH_MAX];
 	WireUnregisterRequest request;
 	Call call;
@@ -624,6 +637,7 @@ static int unregister_batch(struct shmb_client *client, const char *const *names
 	r = request_fill(&request, WIRE_SCOPE_NAMES, mode, timeout, n);
 	if (r)
 		return r;
+	request.principal = principal ? principal - 1 : WIRE_ANY_UID;
 	for (uint32_t i = 0; i < n; ++i)
 		entries[i] = (WireNameEntry){
 			.generation = generations ? generations[i] : 0,
@@ -637,8 +651,8 @@ static int unregister_batch(struct shmb_client *client, const char *const *names
 }
 
 /* a name that cannot be one is refused here, the others go on */
-static int unregister_part(struct shmb_client *client, const char *const *names, uint32_t n, uint32_t mode, int timeout,
-			   int *ret_results) {
+static int unregister_part(struct shmb_client *client, uint32_t principal, const char *const *names, uint32_t n,
+			   uint32_t mode, int timeout, int *ret_results) {
 	const char *good[WIRE_BATCH_MAX];
 	uint32_t positions[WIRE_BATCH_MAX], n_good = 0;
 	int results[WIRE_BATCH_MAX], r;
@@ -652,14 +666,14 @@ static int unregister_part(struct shmb_client *client, const char *const *names,
 	}
 	if (!n_good)
 		return 0;
-	r = unregister_batch(client, good, NULL, n_good, mode, timeout, results);
+	r = unregister_batch(client, principal, good, NULL, n_good, mode, timeout, results);
 	for (uint32_t i = 0; !r && i < n_good; ++i)
 		ret_results[positions[i]] = results[i];
 	return r;
 }
 
-int shmb_client_unregister(struct shmb_client *client, const char *const *names, uint32_t n, uint32_t mode, int timeout,
-			   int *ret_results) {
+int shmb_client_unregister_as(struct shmb_client *client, uint32_t principal, const char *const *names, uint32_t n,
+			      uint32_t mode, int timeout, int *ret_results) {
 	int results[WIRE_BATCH_MAX], first = 0, r;
 
 	if (client_is_foreign(client))
@@ -667,7 +681,7 @@ int shmb_client_unregister(struct shmb_client *client, const char *const *names,
 	for (uint32_t i = 0; i < n; i += WIRE_BATCH_MAX) {
 		uint32_t part = n - i < WIRE_BATCH_MAX ? n - i : WIRE_BATCH_MAX;
 
-		r = unregister_part(client, names + i, part, mode, timeout, results);
+		r = unregister_part(client, principal, names + i, part, mode, timeout, results);
 		if (r)
 			return r;
 		for (uint32_t j = 0; j < part; ++j) {
@@ -678,6 +692,11 @@ int shmb_client_unregister(struct shmb_client *client, const char *const *names,
 	}
 	/* with an array of results the call itself has succeeded */
 	return ret_results ? 0 : first;
+}
+
+int shmb_client_unregister(struct shmb_client *client, const char *const *names, uint32_t n, uint32_t mode, int timeout,
+			   int *ret_results) {
+	return shmb_client_unregister_as(client, 0, names, n, mode, timeout, ret_results);
 }
 
 int shmb_client_unregister_all(struct shmb_client *client, uint32_t scope, uint32_t mode, int timeout,
@@ -714,7 +733,7 @@ int shmb_region_retire(struct shmb_region *region, uint32_t mode, int timeout) {
 
 	if (region->retired)
 		return error_set(SHMB_E_STALE, "the region was retired before");
-	r = unregister_batch(region->client, &name, &region->generation, 1, mode, timeout, &result);
+	r = unregister_batch(region->client, 0, &name, &region->generation, 1, mode, timeout, &result);
 	if (r)
 		return r;
 	/* with LAZY it can still be retired in another way */

@@ -29,15 +29,15 @@ static PyObject *status_dict(const struct shmb_status *status) {
 	}
 	if (!holders)
 		return NULL;
-	return Py_BuildValue("{s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:i,s:s,s:I,s:N}",
-			     "name", status->name, "container", status->container, "generation",
-			     (unsigned long long)status->generation, "nbytes", (unsigned long long)status->size,
-			     "offset", (unsigned long long)status->offset, "object", (unsigned long long)status->object,
-			     "object_nbytes", (unsigned long long)status->object_size, "age_ns",
-			     (unsigned long long)status->age_ns, "session", (unsigned long long)status->session, "slot",
-			     status->slot, "pid", status->pid, "uid", status->uid, "leases", status->leases, "flags",
-			     status->flags, "state", status->state, "kind", status->kind, "access", status->access,
-			     "comm", status->comm, "holders_total", status->holders_total, "holders", holders);
+	return Py_BuildValue(
+		"{s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:i,s:s,s:I,s:N,s:s}", "name",
+		status->name, "container", status->container, "generation", (unsigned long long)status->generation,
+		"nbytes", (unsigned long long)status->size, "offset", (unsigned long long)status->offset, "object",
+		(unsigned long long)status->object, "object_nbytes", (unsigned long long)status->object_size, "age_ns",
+		(unsigned long long)status->age_ns, "session", (unsigned long long)status->session, "slot",
+		status->slot, "pid", status->pid, "uid", status->uid, "leases", status->leases, "flags", status->flags,
+		"state", status->state, "kind", status->kind, "access", status->access, "comm", status->comm,
+		"holders_total", status->holders_total, "holders", holders, "key", status->key);
 }
 
 PyObject *py_list_status(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {

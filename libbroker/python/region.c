@@ -131,7 +131,7 @@ static PyObject *region_new(Broker *broker, struct shmb_region *owned, Layout *l
 const char py_region_create_doc[] =
 	"create($self, name, shape=None, dtype=None, *, nbytes=None, keep=False, replace=False,\n"
 	"       read_only=False, populate=False, huge_pages=None, numa_node=None, allowed_uids=None,\n"
-	"       allowed_gids=None, principal=None)\n--\n\n"
+	"       allowed_gids=None, principal=None, key=None)\n--\n\n"
 	"Creates zeroed, sealed memory, maps it 64-byte aligned, and registers it under a name.\n\n"
 	"shape: in elements, an int or a sequence; dtype: of elements, \"uint8\" by default. nbytes: instead of a shape, or more "
 	"than it needs.\n"
@@ -139,7 +139,7 @@ const char py_region_create_doc[] =
 	"read_only: consumers may not write. populate: every page is allocated now.\n"
 	"huge_pages: \"2M\" or \"1G\", the size is rounded up. numa_node: where pages come from.\n"
 	"allowed_uids, allowed_gids: who may use it, at most 64 together; none of both: everybody.\n"
-	"principal: the uid that a delegate acts for.\n\n"
+	"principal: the uid that a delegate acts for. key: another name by which somebody knows this memory, for status.\n\n"
 	"Raises AlreadyExists, BadName, QuotaExceeded, NoSlots, NoFds, PermissionDenied, Reserved; OSError when the machine is "
 	"short of memory or fds; ValueError, TypeError.";
 
@@ -155,6 +155,7 @@ PyObject *py_region_create(PyObject *self, PyObject *const *arguments, Py_ssize_
 		UIDS,
 		GIDS,
 		PRINCIPAL,
+		KEY,
 		POPULATE,
 		HUGE_PAGES,
 		NODE,
@@ -165,8 +166,8 @@ PyObject *py_region_create(PyObject *self, PyObject *const *arguments, Py_ssize_
 					     3,
 					     N,
 					     { "name", "shape", "dtype", "nbytes", "keep", "replace", "read_only",
-					       "allowed_uids", "allowed_gids", "principal", "populate", "huge_pages",
-					       "numa_node" } };
+					       "allowed_uids", "allowed_gids", "principal", "key", "populate",
+					       "huge_pages", "numa_node" } };
 	Broker *broker = (Broker *)self;
 	struct shmb_region *owned;
 	const char *name = NULL;
@@ -177,7 +178,8 @@ PyObject *py_region_create(PyObject *self, PyObject *const *arguments, Py_ssize_
 
 	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
 	    py_argument_text(values[NAME], "name", &name) || layout_parse(&values[SHAPE], &layout) ||
-	    py_options_parse(&values[KEEP], &options) || py_options_parse_memory(&values[POPULATE], &options))
+	    py_options_parse(&values[KEEP], &options) || py_options_parse_memory(&values[POPULATE], &options) ||
+	    py_argument_text(values[KEY], "key", &options.options.key))
 		return NULL;
 	if (!values[SHAPE] && !values[NBYTES]) {
 		PyErr_SetString(PyExc_TypeError, "create() needs a shape or nbytes");
@@ -195,7 +197,8 @@ PyObject *py_region_create(PyObject *self, PyObject *const *arguments, Py_ssize_
 
 const char py_region_adopt_doc[] =
 	"_adopt($self, name, fd, shape=None, dtype=None, *, nbytes=None, offset=0, keep=False,\n"
-	"       replace=False, read_only=False, allowed_uids=None, allowed_gids=None, principal=None)\n--\n\n"
+	"       replace=False, read_only=False, allowed_uids=None, allowed_gids=None, principal=None,\n"
+	"       key=None)\n--\n\n"
 	"Registers memory that exists, by its fd, which is borrowed.";
 
 PyObject *py_region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
@@ -211,6 +214,7 @@ PyObject *py_region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t
 		UIDS,
 		GIDS,
 		PRINCIPAL,
+		KEY,
 		OFFSET,
 		N
 	};
@@ -219,7 +223,7 @@ PyObject *py_region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t
 					     4,
 					     N,
 					     { "name", "fd", "shape", "dtype", "nbytes", "keep", "replace", "read_only",
-					       "allowed_uids", "allowed_gids", "principal", "offset" } };
+					       "allowed_uids", "allowed_gids", "principal", "key", "offset" } };
 	Broker *broker = (Broker *)self;
 	struct shmb_region *owned;
 	const char *name = NULL;
@@ -232,7 +236,8 @@ PyObject *py_region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t
 
 	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
 	    py_argument_text(values[NAME], "name", &name) || layout_parse(&values[SHAPE], &layout) ||
-	    py_options_parse(&values[KEEP], &options) || py_argument_uint64(values[OFFSET], "offset", &offset))
+	    py_options_parse(&values[KEEP], &options) || py_argument_text(values[KEY], "key", &options.options.key) ||
+	    py_argument_uint64(values[OFFSET], "offset", &offset))
 		return NULL;
 	fd = PyLong_AsLong(values[FD]);
 	if (fd == -1 && PyErr_Occurred())

@@ -212,6 +212,7 @@ static void register_read_entry(WireReader *reader, WireRegister *ret) {
 	ret->name = wire_read_bytes(reader, entry->name_length);
 	ret->acl = wire_read_bytes(reader, entry->acl_count * sizeof(WireAclEntry));
 	ret->handle = wire_read_bytes(reader, entry->handle_length);
+	ret->key = wire_read_bytes(reader, entry->key_length);
 	for (uint32_t i = 0; i < entry->acl_count && !reader->bad; i++)
 		reader_require(reader, ret->acl[i].kind == WIRE_ACL_UID || ret->acl[i].kind == WIRE_ACL_GID,
 			       "an access list entry that is neither uid nor gid");
@@ -252,6 +253,9 @@ int wire_read_unregister(WireReader *reader, WireUnregisterRequest *ret, WireNam
 	reader_flags(reader, ret->flags, WIRE_UNREGISTER_WAIT);
 	reader_require(reader, ret->scope <= WIRE_SCOPE_ALL, "unknown scope");
 	reader_require(reader, ret->mode <= WIRE_MODE_DISCARD, "unknown mode");
+	reader_require(reader,
+		       ret->principal == WIRE_ANY_UID || ret->scope == WIRE_SCOPE_NAMES || ret->scope == WIRE_SCOPE_UID,
+		       "a principal with a scope that takes none");
 	if (ret->scope == WIRE_SCOPE_NAMES) {
 		reader_require(reader, ret->count != 0, "the list is empty");
 		reader_require(reader, ret->count <= WIRE_BATCH_MAX, "the list has more than 64 entries");

@@ -45,6 +45,7 @@ typedef struct WireRegister {
 	const char *name;	 /* entry.name_length bytes, not NUL-terminated */
 	const WireAclEntry *acl; /* entry.acl_count entries */
 	const uint8_t *handle;	 /* entry.handle_length bytes */
+	const char *key;	 /* entry.key_length bytes, not NUL-terminated */
 } WireRegister;
 
 typedef struct WireName {
@@ -77,8 +78,8 @@ bool wire_reader_end(WireReader *reader);
 /*
  * The request bodies that have structure. Each returns 0, or SHMB_E_INVALID with reader->why when it is truncated,
  * has bytes left over, has reserved fields or padding that are not zero, unknown flags, a count over the limit, or
- * fields that contradict each other. Arrays hold WIRE_BATCH_MAX entries. Names are not checked here:
- * wire_name_check() tells each entry's fate. REGISTER names every one of its @n_fds fds; no other request carries
+ * fields that contradict each other. Arrays hold WIRE_BATCH_MAX entries. Names and keys are not checked here:
+ * wire_name_check() and wire_key_check() tell each entry's fate. REGISTER names every one of its @n_fds fds; no other request carries
  * any, and whoever received them checks that.
  */
 int wire_read_hello(WireReader *reader, WireHelloRequest *ret);

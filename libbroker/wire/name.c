@@ -40,18 +40,19 @@ static size_t name_decode(const uint8_t *at, size_t left, uint32_t *ret_point) {
 	return length;
 }
 
-int wire_name_check(const char *name, size_t size, const char **ret_why) {
-	const uint8_t *at = (const uint8_t *)name;
+typedef enum TextFault {
+	TEXT_FINE,
+	TEXT_TOO_LONG,
+	TEXT_NOT_UTF8,
+	TEXT_CONTROL,
+} TextFault;
+
+static TextFault text_check(const char *text, size_t size) {
+	const uint8_t *at = (const uint8_t *)text;
 	bool control = false;
 
-	if (size == 0) {
-		*ret_why = "the name is empty";
-		return SHMB_E_BAD_NAME;
-	}
-	if (size > WIRE_NAME_MAX) {
-		*ret_why = "the name is longer than 255 bytes";
-		return SHMB_E_BAD_NAME;
-	}
+	if (size > WIRE_NAME_MAX)
+		return TEXT_TOO_LONG;
 	for (size_t i = 0; i < size;) {
 		uint32_t point = 0;
 		size_t length;
@@ -61,17 +62,43 @@ int wire_name_check(const char *name, size_t size, const char **ret_why) {
 			continue;
 		}
 		length = name_decode(at + i, size - i, &point);
-
-		if (length == 0) {
-			*ret_why = "the name is not valid UTF-8";
-			return SHMB_E_BAD_NAME;
-		}
+		if (length == 0)
+			return TEXT_NOT_UTF8;
 		control |= point < 0x20 || (point >= 0x7f && point < 0xa0);
 		i += length;
 	}
-	if (control) {
-		*ret_why = "the name has control characters";
+	return control ? TEXT_CONTROL : TEXT_FINE;
+}
+
+int wire_name_check(const char *name, size_t size, const char **ret_why) {
+	static const char *const faults[] = {
+		[TEXT_TOO_LONG] = "the name is longer than 255 bytes",
+		[TEXT_NOT_UTF8] = "the name is not valid UTF-8",
+		[TEXT_CONTROL] = "the name has control characters",
+	};
+	TextFault fault;
+
+	if (size == 0) {
+		*ret_why = "the name is empty";
 		return SHMB_E_BAD_NAME;
 	}
-	return 0;
+	fault = text_check(name, size);
+	if (fault == TEXT_FINE)
+		return 0;
+	*ret_why = faults[fault];
+	return SHMB_E_BAD_NAME;
+}
+
+int wire_key_check(const char *key, size_t size, const char **ret_why) {
+	static const char *const faults[] = {
+		[TEXT_TOO_LONG] = "the key is longer than 255 bytes",
+		[TEXT_NOT_UTF8] = "the key is not valid UTF-8",
+		[TEXT_CONTROL] = "the key has control characters",
+	};
+	TextFault fault = text_check(key, size);
+
+	if (fault == TEXT_FINE)
+		return 0;
+	*ret_why = faults[fault];
+	return SHMB_E_BAD_NAME;
 }

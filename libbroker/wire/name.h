@@ -3,7 +3,7 @@
 
 /*
  * Names of regions: 1 to 255 bytes of valid UTF-8 (no overlong forms, no surrogates) without control
- * characters (U+0000 to U+001F, U+007F to U+009F).
+ * characters (U+0000 to U+001F, U+007F to U+009F). Keys, by which others may know a region, are the same, or empty.
  */
 
 #include <stddef.h>
@@ -12,6 +12,8 @@
 
 /* Returns 0, or SHMB_E_BAD_NAME with a sentence that says what is wrong in @ret_why (static). */
 int wire_name_check(const char *name, size_t size, const char **ret_why);
+/* The same for a key. */
+int wire_key_check(const char *key, size_t size, const char **ret_why);
 
 /*
  * The hash: 16 bytes are combined with a key by one 64 × 64 → 128 bit multiplication whose halves are xored. All

@@ -37,6 +37,12 @@ static void use_name(const char *name, size_t size) {
 	(void)wire_name_hash(seed, name, size);
 }
 
+static void use_key(const char *key, size_t size) {
+	const char *why = NULL;
+
+	REQUIRE((wire_key_check(key, size, &why) == 0) == (why == NULL));
+}
+
 static int take_register(WireReader *reader, uint32_t n_fds, WireWriter *writer) {
 	WireRegister entries[WIRE_BATCH_MAX];
 	WireCountHead head = { 0 };
@@ -50,10 +56,12 @@ static int take_register(WireReader *reader, uint32_t n_fds, WireWriter *writer)
 		const WireRegister *entry = &entries[i];
 
 		use_name(entry->name, entry->entry.name_length);
+		use_key(entry->key, entry->entry.key_length);
 		(void)wire_write(writer, &entry->entry, sizeof(entry->entry));
 		(void)wire_write(writer, entry->name, entry->entry.name_length);
 		(void)wire_write(writer, entry->acl, entry->entry.acl_count * sizeof(*entry->acl));
 		(void)wire_write(writer, entry->handle, entry->entry.handle_length);
+		(void)wire_write(writer, entry->key, entry->entry.key_length);
 	}
 	return 0;
 }

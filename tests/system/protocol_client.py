@@ -133,12 +133,12 @@ def entries(data, at, count, name, *parts):
 
 def register_entry(name, size, offset=0, access=READ_WRITE, flags=0, acl=(), fd=0, read_only_fd=NO_FD, **fields):
     """A RegisterEntry with what follows it; @acl has pairs (kind, id)."""
-    name = name_bytes(name)
+    name, key = name_bytes(name), name_bytes(fields.pop("key", b""))
     kind = fields.pop("kind", NUMBERS["KIND"]["MEMORY"])
     body = STRUCTS["RegisterEntry"].pack(
         kind=kind, access=access, flags=flags, fd_index=fd, read_only_fd_index=read_only_fd, offset=offset, size=size,
-        name_length=len(name), acl_count=len(acl), **{"principal": ANY_UID, **fields})
-    return body + padded(name) + b"".join(STRUCTS["AclEntry"].pack(kind=k, id=i) for k, i in acl)
+        name_length=len(name), acl_count=len(acl), key_length=len(key), **{"principal": ANY_UID, **fields})
+    return body + padded(name) + b"".join(STRUCTS["AclEntry"].pack(kind=k, id=i) for k, i in acl) + padded(key)
 
 
 def cuda_entry(name, size, handle=b"", device=b"\x47" * 16, kind=None, **fields):
@@ -331,10 +331,11 @@ class Client:
             raise Refused(result["code"], result["text"].decode())
         return result
 
-    def send_unregister(self, names=(), mode="STRICT", scope="NAMES", wait=False, timeout_ms=FOREVER, generation=0):
+    def send_unregister(self, names=(), mode="STRICT", scope="NAMES", wait=False, timeout_ms=FOREVER, generation=0,
+                        principal=ANY_UID):
         body = STRUCTS["UnregisterRequest"].pack(
             scope=SCOPE[scope], mode=MODE[mode], flags=NUMBERS["UNREGISTER"]["WAIT"] if wait else 0,
-            timeout_ms=timeout_ms, count=len(names))
+            timeout_ms=timeout_ms, count=len(names), principal=principal)
         for name in names:
             name = name_bytes(name)
             body += STRUCTS["NameEntry"].pack(generation=generation, name_length=len(name)) + padded(name)
@@ -420,7 +421,7 @@ class Client:
         for body, count in self._pages("STATUS", pack):
             at = STRUCTS["PageHead"].size
             for _ in range(count):
-                entry, after = next(entries(body, at, 1, "StatusEntry", "name", "container"))
+                entry, after = next(entries(body, at, 1, "StatusEntry", "name", "container", "key"))
                 entry["holders"] = [holder for holder, _ in entries(body, after, entry["holder_count"], "StatusHolder")]
                 at += entry["length"]
                 found.append(entry)

@@ -10,7 +10,7 @@ import socket
 import pytest
 from broker import ADMIN, BROKER, CONSUMER, OTHER, OWNER, ROOT, until
 from protocol_client import (
-    HEADER, NUMBERS, OP, READ, REST, STATE, STRUCTS, Client, Disconnected, Refused, batch, memory, message, padded,
+    ANY_UID, HEADER, NUMBERS, OP, READ, REST, STATE, STRUCTS, Client, Disconnected, Refused, batch, memory, message, padded,
     register_entry, reopen,
 )
 
@@ -50,8 +50,8 @@ MALFORMED = {
     "padding not zero": message("LOOKUP", batch(STRUCTS["LookupEntry"].pack(access=READ, name_length=1) + b"abcdefgh")),
     "reserved not zero": message("SUBSCRIBE", STRUCTS["SubscribeRequest"].pack(mask=1, reserved=1)),
     "unknown flags": message("STATUS", STRUCTS["StatusRequest"].pack(flags=0xFF00)),
-    "unknown scope": message("UNREGISTER", STRUCTS["UnregisterRequest"].pack(scope=9)),
-    "unknown mode": message("UNREGISTER", STRUCTS["UnregisterRequest"].pack(scope=1, mode=9)),
+    "unknown scope": message("UNREGISTER", STRUCTS["UnregisterRequest"].pack(scope=9, principal=ANY_UID)),
+    "unknown mode": message("UNREGISTER", STRUCTS["UnregisterRequest"].pack(scope=1, mode=9, principal=ANY_UID)),
     "region without an fd": message("REGISTER", batch(register_entry("x", 1, fd=0xFFFF))),
     "an fd that did not come": message("REGISTER", batch(register_entry("x", 1, fd=0))),
     "fd index 64": message("REGISTER", batch(register_entry("x", 1, fd=64))),

@@ -220,7 +220,7 @@ static void test_register_sentences(void **state) {
 	REFUSED(body.head.count = UINT32_MAX, 1, "the list has more than 64 entries");
 	REFUSED(body.head.count = 2, 1, "the message is truncated");
 	REFUSED(body.head.reserved = 1, 1, "a reserved field is not zero");
-	REFUSED(body.entry.reserved = 0x8000, 1, "a reserved field is not zero");
+	REFUSED(body.entry.key_length = 1, 1, "the message is truncated");
 	REFUSED(body.entry.flags = 4, 1, "unknown flags");
 	REFUSED(body.entry.access = 0, 1, "the access does not include READ");
 	REFUSED(body.entry.access = WIRE_ACCESS_WRITE, 1, "the access does not include READ");
@@ -307,7 +307,11 @@ static void test_unregister_sentences(void **state) {
 	(void)state;
 #define REFUSED(_size, _change, _why)                                                             \
 	do {                                                                                      \
-		body = (Body){ .request.count = 1, .entry.name_length = 8, .name = "12345678" };  \
+		body = (Body){                                                                    \
+			.request = { .count = 1, .principal = WIRE_ANY_UID },                     \
+			.entry.name_length = 8,                                                   \
+			.name = "12345678",                                                       \
+		};                                                                                \
 		_change;                                                                          \
 		reader = wire_reader_body(buffer, make(WIRE_OP_UNREGISTER, &body, _size));        \
 		assert_int_equal(wire_read_unregister(&reader, &request, names), SHMB_E_INVALID); \
@@ -321,7 +325,10 @@ static void test_unregister_sentences(void **state) {
 	REFUSED(sizeof(body), body.request.count = 2, "the message is truncated");
 	REFUSED(sizeof(body), body.request.scope = WIRE_SCOPE_SESSION, "names with a scope that takes none");
 	REFUSED(sizeof(body), (body.request.scope = WIRE_SCOPE_ALL, body.request.count = 0), "bytes are left over");
-	REFUSED(sizeof(body), body.request.reserved = 1, "a reserved field is not zero");
+	REFUSED(sizeof(body), (body.request.scope = WIRE_SCOPE_ALL, body.request.principal = 0),
+		"a principal with a scope that takes none");
+	REFUSED(sizeof(body), (body.request.scope = WIRE_SCOPE_SESSION, body.request.principal = 1000),
+		"a principal with a scope that takes none");
 	REFUSED(sizeof(body), body.entry.reserved = 1, "a reserved field is not zero");
 	REFUSED(sizeof(body), body.entry.reserved2 = 1, "a reserved field is not zero");
 	REFUSED(sizeof(body) - 8, (void)0, "the message is truncated");
@@ -334,6 +341,7 @@ static void test_unregister_sentences(void **state) {
 	reader = wire_reader_body(buffer, make(WIRE_OP_UNREGISTER, &body, sizeof(body)));
 	assert_int_equal(wire_read_unregister(&reader, &request, names), 0);
 	assert_true(request.mode == WIRE_MODE_LAZY && request.timeout_ms == 7 && request.count == 1);
+	assert_true(request.principal == 0);
 	assert_true(names[0].entry.generation == 9);
 	assert_memory_equal(names[0].name, "12345678", 8);
 }

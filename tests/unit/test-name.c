@@ -17,6 +17,7 @@
 #define LONG "the name is longer than 255 bytes"
 #define UTF8 "the name is not valid UTF-8"
 #define CONTROL "the name has control characters"
+#define THE_NAME 8 /* bytes of "the name" */
 
 typedef struct Case {
 	const char *name;
@@ -102,6 +103,29 @@ static void test_check(void **state) {
 			assert_string_equal(why, cases[i].why);
 		}
 	}
+}
+
+/* what is no name is no key for the same reason, but for the empty one */
+static void test_check_key(void **state) {
+	char text[256];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		const char *why = NULL;
+		int r = wire_key_check(cases[i].name, cases[i].size, &why);
+
+		if (!cases[i].why || !cases[i].size) {
+			assert_int_equal(r, 0);
+			assert_null(why);
+			continue;
+		}
+		assert_int_equal(r, SHMB_E_BAD_NAME);
+		assert_memory_equal(why, "the key", strlen("the key"));
+		assert_string_equal(why + strlen("the key"), cases[i].why + THE_NAME);
+	}
+	memset(text, 'k', sizeof(text));
+	assert_int_equal(wire_key_check(text, 255, &(const char *){ NULL }), 0);
+	assert_int_equal(wire_key_check(text, 256, &(const char *){ NULL }), SHMB_E_BAD_NAME);
 }
 
 static void test_check_every_ascii_byte(void **state) {
@@ -306,6 +330,7 @@ static void test_hash_tells_lengths_and_seeds_apart(void **state) {
 int main(void) {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_check),
+		cmocka_unit_test(test_check_key),
 		cmocka_unit_test(test_check_every_ascii_byte),
 		cmocka_unit_test(test_check_length),
 		cmocka_unit_test(test_hash_vectors),

@@ -168,7 +168,9 @@ void raw_register(RawMessage *ret, const RawRegion *regions, uint32_t first, uin
 }
 
 void raw_unregister_all(RawMessage *ret) {
-	WireUnregisterRequest request = { .scope = WIRE_SCOPE_SESSION, .mode = WIRE_MODE_STRICT };
+	WireUnregisterRequest request = { .scope = WIRE_SCOPE_SESSION,
+					  .mode = WIRE_MODE_STRICT,
+					  .principal = WIRE_ANY_UID };
 	WireWriter writer;
 
 	message_begin(&writer, ret, WIRE_OP_UNREGISTER, sizeof(WireUnregisterReply));

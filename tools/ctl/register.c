@@ -31,6 +31,7 @@ enum {
 	OPTION_NUMA,
 	OPTION_UID,
 	OPTION_GID,
+	OPTION_KEY,
 };
 
 static const Option options[] = {
@@ -47,6 +48,7 @@ static const Option options[] = {
 	{ OPTION_NUMA, "numa-node", "N", "with --create: memory of this node" },
 	{ OPTION_UID, "allow-uid", "UID", "only for this user; may be given again" },
 	{ OPTION_GID, "allow-gid", "GID", "only for this group; may be given again" },
+	{ OPTION_KEY, "key", "KEY", "another name by which somebody knows this memory, for status" },
 	{},
 };
 
@@ -260,6 +262,9 @@ static int take(Register *reg, int id) {
 		return parse_allowed("allow-uid", optarg, reg->uids, &to->n_allowed_uids);
 	case OPTION_GID:
 		return parse_allowed("allow-gid", optarg, reg->gids, &to->n_allowed_gids);
+	case OPTION_KEY:
+		to->key = optarg;
+		return 0;
 	default:
 		return CTL_USAGE;
 	}

@@ -38,6 +38,7 @@ static const Column columns[] = {
 	{ "object_size", COLUMN_BYTES, true },
 	{ "session", COLUMN_NUMBER, true },
 	{ "slot", COLUMN_NUMBER, true },
+	{ "key", COLUMN_TEXT, true }, /* null when there is none, or it is not this user's to see */
 	{},
 };
 
@@ -106,6 +107,7 @@ static json_object *region_row(const struct shmb_status *status) {
 	row_number(row, "object_size", status->object_size);
 	row_number(row, "session", status->session);
 	row_number(row, "slot", status->slot);
+	row_text(row, "key", status->key[0] ? status->key : NULL);
 	return row;
 }
 

@@ -104,7 +104,8 @@ class Broker(_shmbroker.Broker):
     def adopt(self, name: str, source: Any, shape: "SupportsIndex | Sequence[SupportsIndex] | None" = None,
               dtype: Any = None, *, nbytes: "int | None" = None, offset: int = 0, keep: bool = False,
               replace: bool = False, read_only: bool = False, allowed_uids: "Sequence[int] | None" = None,
-              allowed_gids: "Sequence[int] | None" = None, principal: "int | None" = None) -> Region:
+              allowed_gids: "Sequence[int] | None" = None, principal: "int | None" = None,
+              key: "str | None" = None) -> Region:
         """Registers memory that exists, without copying it; it is not sealed, and stays its maker's.
 
         source: a file descriptor, an object with fileno(), a multiprocessing.shared_memory.SharedMemory, an mmap.mmap
@@ -120,7 +121,7 @@ class Broker(_shmbroker.Broker):
                 nbytes = max(memory.nbytes - offset, 0)
             return self._adopt(name, memory.fd, shape, dtype, nbytes=nbytes, offset=memory.offset + offset, keep=keep,
                                replace=replace, read_only=read_only, allowed_uids=allowed_uids,
-                               allowed_gids=allowed_gids, principal=principal)
+                               allowed_gids=allowed_gids, principal=principal, key=key)
 
     def status(self, name: "str | None" = None, *, prefix: bool = False, uid: "int | None" = None,
                states: Sequence[RegionState] = (), holders: bool = False) -> Iterator[RegionStatus]:

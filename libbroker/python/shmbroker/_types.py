@@ -73,7 +73,7 @@ class Holder(NamedTuple):
 
 
 class RegionStatus(NamedTuple):
-    """A region as the broker sees it. uid is ANY_UID and pid 0 where they are not shown to this user."""
+    """A region as the broker sees it. uid is ANY_UID, pid 0 and key empty where they are not shown to this user."""
 
     name: str
     container: str
@@ -95,6 +95,7 @@ class RegionStatus(NamedTuple):
     comm: str
     holders_total: int
     holders: list[Holder]
+    key: str
 
 
 class ClientStatus(NamedTuple):
