@@ -12,7 +12,9 @@ EXTRA_DIST += \
 	tests/lint/files.sh \
 	tests/system/real-systemd \
 	tests/fuzz/corpus \
+	tests/fuzz/corpus-grpc \
 	tests/fuzz/make-corpus \
+	tests/fuzz/make-corpus-grpc \
 	tests/tally.py
 
 system_files = \
@@ -101,6 +103,13 @@ docs_files = \
 EXTRA_DIST += $(docs_tests) $(docs_files)
 TESTS += $(docs_tests)
 
+# the gateway's, which use nothing of the daemon
+gateway_unit_tests = \
+	tests/fuzz/fuzz-grpc \
+	tests/unit/test-grpc-abuse \
+	tests/unit/test-grpc-session \
+	tests/unit/test-grpc-wire
+
 # programs of cmocka, and the replay of the fuzzers' inputs; each has one source, and is linked with the daemon's
 # objects unless said otherwise below
 if WITH_CMOCKA
@@ -128,6 +137,9 @@ unit_tests = \
 	tests/unit/test-spin \
 	tests/unit/test-supervise \
 	tests/fuzz/fuzz-codec
+if WITH_GATEWAY
+unit_tests += $(gateway_unit_tests)
+endif
 check_PROGRAMS += $(unit_tests)
 TESTS += $(unit_tests)
 endif
@@ -135,6 +147,7 @@ endif
 unit_headers = \
 	tests/unit/client-broker.h \
 	tests/unit/fd-limit.h \
+	tests/unit/grpc-fixture.h \
 	tests/unit/loop-fixture.h
 EXTRA_DIST += $(unit_headers)
 
@@ -154,6 +167,16 @@ tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_resume_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_pool_LDADD = libclient.la $(CMOCKA_LIBS)
+
+grpc_session_libs = $(NGHTTP2_LIBS) $(ZLIB_LIBS) $(CMOCKA_LIBS)
+tests_fuzz_fuzz_grpc_SOURCES = tests/fuzz/fuzz-grpc.c $(grpc_session_sources)
+tests_fuzz_fuzz_grpc_LDADD = $(grpc_session_libs)
+tests_unit_test_grpc_abuse_SOURCES = tests/unit/test-grpc-abuse.c $(grpc_session_sources)
+tests_unit_test_grpc_abuse_LDADD = $(grpc_session_libs)
+tests_unit_test_grpc_session_SOURCES = tests/unit/test-grpc-session.c $(grpc_session_sources)
+tests_unit_test_grpc_session_LDADD = $(grpc_session_libs)
+tests_unit_test_grpc_wire_SOURCES = tests/unit/test-grpc-wire.c $(grpc_session_sources)
+tests_unit_test_grpc_wire_LDADD = $(grpc_session_libs)
 
 # the demonstration: uses what an installed library offers, nothing else
 tests_demo_owner_SOURCES = tests/demo/owner.c tests/demo/frame.h
