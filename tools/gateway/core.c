@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <string.h>
+
+#include "core.h"
+#include "text.h"
+
+bool core_live(const Core *core) {
+	(void)core;
+	return true;
+}
+
+bool core_ready(Core *core) {
+	LinkSession *session = link_get(core->link);
+	int r;
+
+	if (!session)
+		return false;
+	r = shmb_client_ping(session->client, NULL);
+	(void)link_lost(core->link, r);
+	return r == 0;
+}
+
+void core_metadata(Core *core, CoreMetadata *ret) {
+	size_t n = 0;
+
+	*ret = (CoreMetadata){ .name = core->server_name, .version = PACKAGE_VERSION };
+	if (core->models) {
+		ret->extensions[n++] = "binary_tensor_data";
+		ret->extensions[n++] = "model_configuration";
+	}
+	if (core->allow_client_shm && core_ready(core))
+		ret->extensions[n++] = "system_shared_memory";
+	ret->extensions[n] = NULL;
+}
+
+AnswerCode core_unavailable(Core *core, Answer *answer) {
+	return answer_set(answer, ANSWER_UNAVAILABLE, "%s", link_why(core->link));
+}
+
+const char *core_name_why(Bytes name) {
+	bool control;
+
+	if (!name.size)
+		return "the name is empty";
+	if (name.size > CORE_NAME_MAX)
+		return "the name is longer than 255 bytes";
+	if (!text_is_utf8(name.data, name.size, &control))
+		return "the name is not valid UTF-8";
+	return control ? "the name has control characters" : NULL;
+}
