@@ -98,6 +98,11 @@ python_modules = \
 	libbroker/python/shmbroker/_numpy.py \
 	libbroker/python/shmbroker/_source.py \
 	libbroker/python/shmbroker/_types.py
+python_examples = \
+	libbroker/python/examples/crash.py \
+	libbroker/python/examples/pipeline.py \
+	libbroker/python/examples/server.py \
+	libbroker/python/examples/torch_consumer.py
 python_types = \
 	libbroker/python/shmbroker/_shmbroker.pyi \
 	libbroker/python/shmbroker/py.typed
@@ -107,6 +112,10 @@ shmbrokerpythondir = $(pyexecdir)/shmbroker
 shmbrokerpython_LTLIBRARIES = libbroker/python/_shmbroker.la
 shmbrokerpython_PYTHON = $(python_modules)
 shmbrokerpython_DATA = $(python_types)
+pythondocdir = $(docdir)/python
+pythondoc_DATA = libbroker/python/README.md
+pythonexamplesdir = $(pythondocdir)/examples
+pythonexamples_DATA = $(python_examples)
 
 install_hooks += install-stable-abi
 uninstall_hooks += uninstall-stable-abi
@@ -129,8 +138,10 @@ uninstall-stable-abi:
 	-rmdir "$(DESTDIR)$(shmbrokerpythondir)" 2>/dev/null
 
 EXTRA_DIST += \
+	$(python_examples) \
 	$(python_modules) \
 	$(python_types) \
+	libbroker/python/README.md \
 	libbroker/python/bench/lease.py \
 	libbroker/python/pyproject.toml \
 	libbroker/python/setup.py

@@ -65,6 +65,7 @@ python_files = \
 	tests/python/test_api.py \
 	tests/python/test_asyncio.py \
 	tests/python/test_errors.py \
+	tests/python/test_examples.py \
 	tests/python/test_lifetime.py \
 	tests/python/test_model.py \
 	tests/python/test_pool.py \
