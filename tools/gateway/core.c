@@ -34,10 +34,6 @@ void core_metadata(Core *core, CoreMetadata *ret) {
 	ret->extensions[n] = NULL;
 }
 
-AnswerCode core_unavailable(Core *core, Answer *answer) {
-	return answer_set(answer, ANSWER_UNAVAILABLE, "%s", link_why(core->link));
-}
-
 const char *core_name_why(Bytes name) {
 	bool control;
 

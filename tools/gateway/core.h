@@ -82,6 +82,9 @@ AnswerCode core_system_register(Core *core, const Caller *caller, Bytes name, By
 AnswerCode core_cuda_register(Core *core, const Caller *caller, Bytes name, Bytes raw_handle, int64_t device_id,
 			      uint64_t byte_size, Answer *answer);
 
+/* Whether clients may register and unregister at all; UNSUPPORTED. The calls below ask it themselves, first. */
+AnswerCode core_check_allowed(const Core *core, Answer *answer);
+
 typedef struct CoreRegion {
 	char *name;
 	char *key; /* NULL with CUDA; "shmbroker:NAME" for what was registered natively */

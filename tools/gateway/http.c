@@ -10,6 +10,7 @@
 /* the parts of the door, in the order in which they are asked */
 static HttpRoute *const routes[] = {
 	http_server_route,
+	http_shm_route,
 
 };
 

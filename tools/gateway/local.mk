@@ -11,6 +11,7 @@ gateway_sources = \
 	tools/gateway/access.h \
 	tools/gateway/answer.c \
 	tools/gateway/answer.h \
+	tools/gateway/core-region.c \
 	tools/gateway/core.c \
 	tools/gateway/core.h \
 	tools/gateway/gateway.c \
@@ -21,6 +22,7 @@ gateway_sources = \
 	tools/gateway/http-parse.h \
 	tools/gateway/http-reply.c \
 	tools/gateway/http-server.c \
+	tools/gateway/http-shm.c \
 	tools/gateway/http.c \
 	tools/gateway/http.h \
 	tools/gateway/json.c \

@@ -1,0 +1,522 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What the core does with regions: see core.h. */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core.h"
+#include "text.h"
+
+#define RESERVED_PREFIX "triton_python_backend_shm_region_"
+/* the key of what was registered natively, before its name */
+#define NATIVE_PREFIX "shmbroker:"
+#define STATE_BIT(_state) (1U << (_state))
+/* those whose name finds them: a lazily retired one until it is idle */
+#define STATES_LISTED (STATE_BIT(SHMB_STATE_ACTIVE) | STATE_BIT(SHMB_STATE_LAZY))
+
+/* for "%.*s" */
+#define ARG(_bytes) (int)(_bytes).size, (_bytes).data
+
+static const char *kind_word(CoreKind kind) {
+	return kind == CORE_SYSTEM ? "system" : "cuda";
+}
+
+/* A region as the broker tells of it. */
+typedef struct Entry {
+	char name[CORE_NAME_MAX + 1];
+	char key[CORE_KEY_MAX + 1];
+	CoreKind kind;
+	bool door; /* it came through this door, or that of another gateway */
+	uint32_t uid;
+	uint64_t offset;
+	uint64_t size;
+	struct Entry *next;
+} Entry;
+
+static void entries_free(Entry *entry) {
+	while (entry) {
+		Entry *next = entry->next;
+
+		free(entry);
+		entry = next;
+	}
+}
+
+static Entry *entry_new(const struct shmb_status *status) {
+	Entry *entry = calloc(1, sizeof(*entry));
+
+	if (!entry)
+		return NULL;
+	(void)snprintf(entry->name, sizeof(entry->name), "%s", status->name);
+	(void)snprintf(entry->key, sizeof(entry->key), "%s", status->key);
+	entry->kind = status->kind == SHMB_MEMORY_CUDA ? CORE_CUDA : CORE_SYSTEM;
+	entry->door = status->key[0] && (status->flags & SHMB_REGION_KEPT);
+	entry->uid = status->uid;
+	entry->offset = status->offset;
+	entry->size = status->size;
+	return entry;
+}
+
+/*
+ * What the broker lists: the region called @name, or all when that is NULL. ANSWER_OK with @ret, to be freed by
+ * entries_free().
+ */
+static AnswerCode find(Core *core, const char *name, Entry **ret, Answer *answer) {
+	struct shmb_status_filter filter = { .struct_size = sizeof(filter), .name = name, .states = STATES_LISTED };
+	LinkSession *session = link_get(core->link);
+	struct shmb_status_iter *iter;
+	const struct shmb_status *status;
+	Entry *entries = NULL;
+	int r;
+
+	if (!session)
+		return core_unavailable(core, answer);
+	r = shmb_status_iter_new(session->client, &filter, &iter);
+	if (r)
+		return core_broker_refused(core, r, (Bytes){}, answer);
+	while (!(r = shmb_status_iter_next(iter, &status)) && status) {
+		Entry *entry = entry_new(status);
+
+		if (!entry) {
+			r = -ENOMEM;
+			break;
+		}
+		entry->next = entries;
+		entries = entry;
+	}
+	shmb_status_iter_free(iter);
+	if (r) {
+		entries_free(entries);
+		return core_broker_refused(core, r, (Bytes){}, answer);
+	}
+	*ret = entries;
+	return ANSWER_OK;
+}
+
+/* Checks @name and terminates it in @ret, of CORE_NAME_MAX + 1. */
+static AnswerCode take_name(Bytes name, char *ret, Answer *answer) {
+	const char *why = core_name_why(name);
+
+	if (why)
+		return answer_set(answer, ANSWER_INVALID_ARG, "invalid shared memory region name: %s", why);
+	memcpy(ret, name.data, name.size);
+	ret[name.size] = 0;
+	return ANSWER_OK;
+}
+
+AnswerCode core_check_allowed(const Core *core, Answer *answer) {
+	if (core->allow_client_shm)
+		return ANSWER_OK;
+	return answer_set(
+		answer, ANSWER_UNSUPPORTED,
+		"Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.");
+}
+
+/* What is the same for both kinds, in the order of Triton: the name, and that it is free. */
+static AnswerCode check_free(Core *core, const char *name, Answer *answer) {
+	Entry *entries;
+	AnswerCode code;
+
+	code = find(core, name, &entries, answer);
+	if (code)
+		return code;
+	if (entries)
+		code = answer_set(answer, ANSWER_ALREADY_EXISTS, "shared memory region '%s' already in manager", name);
+	entries_free(entries);
+	return code;
+}
+
+/*
+ * Whose the regions of @caller are, as the broker counts: uid + 1 of the peer where the gateway may act for others, 0 for
+ * the gateway itself.
+ */
+static uint32_t principal_of(const LinkSession *session, const Caller *caller) {
+	if (!caller->is_unix || !(session->rights & LINK_RIGHT_DELEGATE))
+		return 0;
+	return caller->uid + 1;
+}
+
+AnswerCode core_unavailable(Core *core, Answer *answer) {
+	return answer_set(answer, ANSWER_UNAVAILABLE, "%s", link_why(core->link));
+}
+
+AnswerCode core_broker_refused(Core *core, int result, Bytes name, Answer *answer) {
+	char why[256];
+	AnswerCode code;
+
+	(void)snprintf(why, sizeof(why), "%s", shmb_last_error()[0] ? shmb_last_error() : shmb_error_text(result));
+	if (link_lost(core->link, result))
+		return core_unavailable(core, answer);
+	switch (result) {
+	case SHMB_E_EXISTS:
+		return answer_set(answer, ANSWER_ALREADY_EXISTS, "shared memory region '%.*s' already in manager",
+				  ARG(name));
+	case SHMB_E_OUT_OF_BOUNDS:
+		return answer_set(answer, ANSWER_INVALID_ARG,
+				  "failed to register shared memory region '%.*s': invalid args", ARG(name));
+	case SHMB_E_QUOTA:
+	case SHMB_E_NO_FDS:
+	case SHMB_E_NO_SLOTS:
+		code = ANSWER_RESOURCE_EXHAUSTED;
+		break;
+	case SHMB_E_PERMISSION:
+	case SHMB_E_RESERVED:
+	case SHMB_E_UNSEALED:
+	case SHMB_E_ACCESS:
+	case SHMB_E_ACCESS_DIFFERS:
+		code = ANSWER_PERMISSION_DENIED;
+		break;
+	case SHMB_E_INVALID:
+	case SHMB_E_BAD_NAME:
+	case SHMB_E_SPARSE:
+		code = ANSWER_INVALID_ARG;
+		break;
+	default:
+		code = ANSWER_INTERNAL;
+		break;
+	}
+	if (name.size)
+		return answer_set(answer, code, "failed to register shared memory region '%.*s': %s", ARG(name), why);
+	return answer_set(answer, code, "%s", why);
+}
+
+/* ---- register ---- */
+
+/* Sets @ret to the part of @key after its slashes, which are not significant. */
+static AnswerCode check_key(const char *name, Bytes key, Bytes *ret, Answer *answer) {
+	Bytes plain = key;
+	bool control = false, utf8;
+
+	while (plain.size && plain.data[0] == '/') {
+		plain.data++;
+		plain.size--;
+	}
+	utf8 = text_is_utf8(key.data, key.size, &control);
+	if (!plain.size || !utf8 || control)
+		return answer_set(answer, ANSWER_INVALID_ARG,
+				  "cannot register shared memory region '%s' - invalid shm key '%.*s'", name,
+				  utf8 ? (int)key.size : 0, key.data);
+	if (plain.size >= sizeof(RESERVED_PREFIX) - 1 &&
+	    memcmp(plain.data, RESERVED_PREFIX, sizeof(RESERVED_PREFIX) - 1) == 0)
+		return answer_set(
+			answer, ANSWER_INVALID_ARG,
+			"cannot register shared memory region '%s' with key '%.*s' as the key contains the reserved "
+			"prefix '" RESERVED_PREFIX "'",
+			name, ARG(key));
+	*ret = plain;
+	return ANSWER_OK;
+}
+
+static AnswerCode open_key(Core *core, const Caller *caller, Bytes key, Bytes plain, int *ret_fd, Answer *answer) {
+	char text[CORE_KEY_MAX + 1];
+
+	if (plain.size <= CORE_KEY_MAX) {
+		memcpy(text, plain.data, plain.size);
+		text[plain.size] = 0;
+		if (!key_open(core->opener, caller, text, ret_fd))
+			return ANSWER_OK;
+	}
+	return answer_set(answer, ANSWER_INTERNAL, "Unable to open shared memory region: '%.*s'", ARG(key));
+}
+
+static AnswerCode check_window(int fd, const char *name, Bytes key, uint64_t offset, uint64_t size, Answer *answer) {
+	struct stat st;
+	uint64_t end;
+
+	if (fstat(fd, &st))
+		return answer_set(answer, ANSWER_INTERNAL, "Invalid shared memory region: '%.*s'", ARG(key));
+	if (__builtin_add_overflow(offset, size, &end) || end > (uint64_t)st.st_size)
+		return answer_set(answer, ANSWER_INVALID_ARG,
+				  "failed to register shared memory region '%s': invalid args", name);
+	if (!size)
+		return answer_set(answer, ANSWER_INVALID_ARG,
+				  "failed to register shared memory region '%s': unable to process address space%s",
+				  name, strerror(EINVAL));
+	return ANSWER_OK;
+}
+
+static AnswerCode adopt(Core *core, const Caller *caller, const char *name, int fd, const char *key, uint64_t offset,
+			uint64_t size, Answer *answer) {
+	LinkSession *session = link_get(core->link);
+	struct shmb_region_options options = {
+		.struct_size = sizeof(options),
+		.flags = SHMB_REGION_OPT_KEEP,
+		.key = key,
+	};
+	struct shmb_region *region;
+	int r;
+
+	if (!session)
+		return core_unavailable(core, answer);
+	options.principal = principal_of(session, caller);
+	r = shmb_region_adopt(session->client, name, fd, offset, size, &options, &region);
+	if (r)
+		return core_broker_refused(core, r, BYTES(name), answer);
+	/* it is kept: this frees what the library has of it */
+	shmb_region_free(region);
+	return ANSWER_OK;
+}
+
+AnswerCode core_system_register(Core *core, const Caller *caller, Bytes name, Bytes key, uint64_t offset,
+				uint64_t byte_size, Answer *answer) {
+	char text[CORE_NAME_MAX + 1], label[CORE_KEY_MAX + 1];
+	AnswerCode code = core_check_allowed(core, answer);
+	Bytes plain = {};
+	int fd;
+
+	if (code)
+		return code;
+	if (!name.size)
+		return answer_set(answer, ANSWER_INVALID_ARG,
+				  "'region name' is necessary to register system shared memory region");
+	code = take_name(name, text, answer);
+	if (!code)
+		code = check_key(text, key, &plain, answer);
+	if (!code)
+		code = check_free(core, text, answer);
+	if (!code)
+		code = open_key(core, caller, key, plain, &fd, answer);
+	if (code)
+		return code;
+	code = check_window(fd, text, key, offset, byte_size, answer);
+	if (!code) {
+		/* as it was given, where it is not all slashes */
+		if (key.size > CORE_KEY_MAX)
+			key = plain;
+		(void)snprintf(label, sizeof(label), "%.*s", ARG(key));
+		code = adopt(core, caller, text, fd, label, offset, byte_size, answer);
+	}
+	(void)close(fd);
+	return code;
+}
+
+AnswerCode core_cuda_register(Core *core, const Caller *caller, Bytes name, Bytes raw_handle, int64_t device_id,
+			      uint64_t byte_size, Answer *answer) {
+	char text[CORE_NAME_MAX + 1];
+	AnswerCode code = core_check_allowed(core, answer);
+
+	(void)caller;
+	(void)device_id;
+	(void)byte_size;
+	if (code)
+		return code;
+	if (raw_handle.size != CORE_CUDA_HANDLE_SIZE)
+		return answer_set(answer, ANSWER_INVALID_ARG, "failed to register shared memory region: invalid args");
+	if (!name.size)
+		return answer_set(answer, ANSWER_INVALID_ARG,
+				  "'region name' is necessary to register cuda shared memory region");
+	code = take_name(name, text, answer);
+	if (!code)
+		code = check_free(core, text, answer);
+	if (code)
+		return code;
+	return answer_set(answer, ANSWER_INVALID_ARG,
+			  "failed to register CUDA shared memory region: '%s', GPUs not supported", text);
+}
+
+/* ---- status ---- */
+
+static int compare_regions(const void *a, const void *b) {
+	return strcmp(((const CoreRegion *)a)->name, ((const CoreRegion *)b)->name);
+}
+
+static bool region_init(CoreRegion *region, const Entry *entry) {
+	*region = (CoreRegion){ .name = strdup(entry->name), .byte_size = entry->size };
+	if (entry->kind == CORE_CUDA)
+		return region->name != NULL;
+	if (entry->door) {
+		region->offset = entry->offset;
+		region->key = strdup(entry->key);
+	} else if (asprintf(&region->key, NATIVE_PREFIX "%s", entry->name) < 0) {
+		region->key = NULL;
+	}
+	return region->name && region->key;
+}
+
+void core_region_list_deinit(CoreRegionList *list) {
+	for (size_t i = 0; i < list->n; i++) {
+		free(list->regions[i].name);
+		free(list->regions[i].key);
+	}
+	free(list->regions);
+	*list = (CoreRegionList){};
+}
+
+static AnswerCode list_make(const Entry *entries, CoreKind kind, CoreRegionList *ret, Answer *answer) {
+	CoreRegionList list = {};
+	size_t n = 0;
+
+	for (const Entry *entry = entries; entry; entry = entry->next)
+		n += entry->kind == kind;
+	list.regions = calloc(n ? n : 1, sizeof(*list.regions));
+	for (const Entry *entry = entries; entry && list.regions; entry = entry->next) {
+		if (entry->kind == kind && !region_init(&list.regions[list.n++], entry)) {
+			core_region_list_deinit(&list);
+			break;
+		}
+	}
+	if (!list.regions)
+		return answer_set(answer, ANSWER_INTERNAL, "out of memory");
+	qsort(list.regions, list.n, sizeof(*list.regions), compare_regions);
+	*ret = list;
+	return ANSWER_OK;
+}
+
+AnswerCode core_status(Core *core, const Caller *caller, CoreKind kind, Bytes name, CoreRegionList *ret,
+		       Answer *answer) {
+	char text[CORE_NAME_MAX + 1];
+	Entry *entries = NULL;
+	AnswerCode code;
+
+	(void)caller;
+	if (name.size) {
+		code = take_name(name, text, answer);
+		if (code)
+			return code;
+	}
+	code = find(core, name.size ? text : NULL, &entries, answer);
+	if (code)
+		return code;
+	if (name.size && !entries)
+		code = answer_set(answer, ANSWER_NOT_FOUND, "Unable to find %s shared memory region: '%s'",
+				  kind_word(kind), text);
+	else if (name.size && entries->kind != kind && kind == CORE_SYSTEM)
+		code = answer_set(answer, ANSWER_NOT_FOUND,
+				  "The region named '%s' is registered as CUDA shared memory, not system shared memory",
+				  text);
+	else if (name.size && entries->kind != kind)
+		code = answer_set(answer, ANSWER_NOT_FOUND,
+				  "The region named '%s' is registered as system shared memory, not CUDA shared memory",
+				  text);
+	else
+		code = list_make(entries, kind, ret, answer);
+	entries_free(entries);
+	return code;
+}
+
+/* ---- unregister ---- */
+
+/*
+ * With whose rights @caller may retire @entry: sets @ret_principal, uid + 1 or 0 for the gateway's own. False when it may
+ * not, as far as is seen from here; the broker decides about the rest.
+ */
+static bool may_retire(const LinkSession *session, const Caller *caller, const Entry *entry, uint32_t *ret_principal) {
+	bool delegate = session->rights & LINK_RIGHT_DELEGATE;
+
+	*ret_principal = principal_of(session, caller);
+	if (caller->admin) {
+		*ret_principal = 0;
+		return true;
+	}
+	/* TCP has no identity: what came through this door is the gateway's, and nothing else is such a caller's */
+	if (!caller->is_unix)
+		*ret_principal = delegate ? geteuid() + 1 : 0;
+	if (delegate)
+		return entry->door || caller->is_unix;
+	if (entry->uid != geteuid())
+		return false;
+	return entry->door || (caller->is_unix && caller->uid == geteuid());
+}
+
+static int retire(LinkSession *session, uint32_t principal, const char *name) {
+	int result = 0, r;
+
+	r = principal ? shmb_client_unregister_as(session->client, principal, &name, 1, SHMB_RETIRE_LAZY, 0, &result)
+		      : shmb_client_unregister(session->client, &name, 1, SHMB_RETIRE_LAZY, 0, &result);
+	return r ? r : result;
+}
+
+/* whether it is gone, or going: what was asked for */
+static bool is_retired(int result) {
+	switch (result) {
+	case 0:
+	case SHMB_E_NOT_FOUND:
+	case SHMB_E_STALE:
+	case SHMB_E_RETIRING:
+	case SHMB_E_REVOKED:
+		return true;
+	default:
+		return false;
+	}
+}
+
+static AnswerCode deny(const Entry *entry, Answer *answer) {
+	return answer_set(answer, ANSWER_PERMISSION_DENIED, "cannot unregister shared memory region '%s': it %s",
+			  entry->name,
+			  entry->door ? "belongs to another user" : "was registered natively, and is not the caller's");
+}
+
+AnswerCode core_unregister(Core *core, const Caller *caller, CoreKind kind, Bytes name, Answer *answer) {
+	char text[CORE_NAME_MAX + 1];
+	AnswerCode code = core_check_allowed(core, answer);
+	LinkSession *session;
+	uint32_t principal;
+	Entry *entry;
+	int r;
+
+	if (!code)
+		code = take_name(name, text, answer);
+	if (!code)
+		code = find(core, text, &entry, answer);
+	if (code)
+		return code;
+	session = link_get(core->link);
+	if (entry && entry->kind == kind && session) {
+		r = may_retire(session, caller, entry, &principal) ? retire(session, principal, text)
+								   : SHMB_E_PERMISSION;
+		if (r == SHMB_E_PERMISSION)
+			code = deny(entry, answer);
+		else if (!is_retired(r))
+			code = core_broker_refused(core, r, (Bytes){}, answer);
+	}
+	entries_free(entry);
+	return code;
+}
+
+AnswerCode core_unregister_all(Core *core, const Caller *caller, CoreKind kind, Answer *answer) {
+	AnswerCode code = core_check_allowed(core, answer);
+	LinkSession *session;
+	char *failed = NULL;
+	Entry *entries;
+
+	if (!code)
+		code = find(core, NULL, &entries, answer);
+	if (code)
+		return code;
+	for (const Entry *entry = entries; entry && !code; entry = entry->next) {
+		uint32_t principal;
+		char *more;
+		int r;
+
+		if (entry->kind != kind || !(entry->door || (caller->admin && caller->everything)))
+			continue;
+		session = link_get(core->link);
+		if (!session) {
+			code = core_unavailable(core, answer);
+			break;
+		}
+		/* what is another user's is not meant */
+		if (!may_retire(session, caller, entry, &principal))
+			continue;
+		r = retire(session, principal, entry->name);
+		if (is_retired(r) || (r == SHMB_E_PERMISSION && !caller->admin))
+			continue;
+		if (link_lost(core->link, r)) {
+			code = core_unavailable(core, answer);
+		} else if (asprintf(&more, "%s%s ,", failed ?: "", entry->name) >= 0) {
+			free(failed);
+			failed = more;
+		}
+	}
+	if (!code && failed)
+		code = answer_set(answer, ANSWER_INTERNAL,
+				  "Failed to unregister the following %s shared memory regions: %s", kind_word(kind),
+				  failed);
+	free(failed);
+	entries_free(entries);
+	return code;
+}
