@@ -68,26 +68,6 @@ dist_man_MANS += \
 	tools/bench/shmbroker-bench.1
 endif
 
-# the gRPC door of the gateway: the session needs no socket, the messages are compiled from inference.proto
-grpc_session_sources = \
-	tools/gateway/budget.h \
-	tools/gateway/grpc-call.c \
-	tools/gateway/grpc-session-private.h \
-	tools/gateway/grpc-session.c \
-	tools/gateway/grpc-session.h \
-	tools/gateway/grpc-wire.c \
-	tools/gateway/grpc-wire.h
-EXTRA_DIST += tools/gateway/inference.proto
-grpc_messages = \
-	tools/gateway/inference.pb-c.c \
-	tools/gateway/inference.pb-c.h
-CLEANFILES += $(grpc_messages)
-
-tools/gateway/inference.pb-c.c: tools/gateway/inference.proto
-	$(AM_V_GEN)$(MKDIR_P) tools/gateway && \
-		$(PROTOC_C) -I$(srcdir)/tools/gateway --c_out=tools/gateway inference.proto
-tools/gateway/inference.pb-c.h: tools/gateway/inference.pb-c.c
-
 # what --json prints
 schemasdir = $(pkgdatadir)/schemas
 schemas_DATA = \

@@ -42,6 +42,10 @@ static void on_signal(evutil_socket_t number, short what, void *userdata) {
 		gateway->n_draining++;
 		http_stop(gateway->http, door_done, gateway);
 	}
+	if (gateway->grpc) {
+		gateway->n_draining++;
+		grpc_stop(gateway->grpc, door_done, gateway);
+	}
 	door_done(gateway);
 }
 
@@ -66,6 +70,8 @@ static int gateway_listen(Gateway *gateway) {
 	set->beyond_loopback = access_has_tokens(gateway->access);
 	if (options->allow_http)
 		r = listen_door(set, "http", options->http_address, options->http_port, options->http_socket);
+	if (!r && options->allow_grpc)
+		r = listen_door(set, "grpc", options->grpc_address, options->grpc_port, options->grpc_socket);
 	return r;
 }
 
@@ -115,6 +121,9 @@ int gateway_init(Gateway *gateway, const Options *options) {
 	if (options->allow_http)
 		r = http_new(&gateway->http, gateway->base, options, gateway->access, &gateway->core, &gateway->budget,
 			     &gateway->listening);
+	if (!r && options->allow_grpc)
+		r = grpc_new(&gateway->grpc, gateway->base, options, gateway->access, &gateway->core, &gateway->budget,
+			     &gateway->listening);
 	if (!r && options->ports_file[0])
 		r = listen_write_ports(&gateway->listening, options->ports_file);
 	return r;
@@ -125,6 +134,7 @@ int gateway_run(Gateway *gateway) {
 }
 
 void gateway_deinit(Gateway *gateway) {
+	grpc_free(gateway->grpc);
 	http_free(gateway->http);
 	link_free(gateway->link);
 	for (size_t i = 0; i < 2; i++) {

@@ -12,6 +12,7 @@
 #include "access.h"
 #include "budget.h"
 #include "core.h"
+#include "grpc.h"
 #include "http.h"
 #include "key.h"
 #include "link.h"
@@ -31,6 +32,7 @@ typedef struct Gateway {
 	Core core;
 	Budget budget;
 	Http *http;
+	Grpc *grpc;
 	struct event *signals[2];
 	struct event *drained; /* the end of the drain */
 	uint32_t n_draining;   /* doors that have requests yet */

@@ -345,6 +345,8 @@ void grpc_call_take_field(GrpcCall *call, const char *name, size_t name_size, co
 			call->deadline = call->session->now + ms;
 		else
 			call->has_bad_timeout = true;
+	} else if (IS("shmbroker-scope")) {
+		call->everything = size == 10 && memcmp(value, "everything", 10) == 0;
 	} else if (IS("authorization")) {
 		if (size <= GRPC_AUTHORIZATION_MAX && !call->authorization)
 			call->authorization = strndup(value, size);

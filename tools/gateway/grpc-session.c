@@ -428,9 +428,12 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
 }
 
 uint64_t grpc_session_deadline(const GrpcSession *session) {
-	uint64_t until = earlier(session->preface_until, session_idle_until(session));
+	uint64_t until = session_output_until(session);
 
-	until = earlier(until, session_output_until(session));
+	/* what is left to do is to send what is there */
+	if (session->ending)
+		return until;
+	until = earlier(until, earlier(session->preface_until, session_idle_until(session)));
 	for (const GrpcCall *call = session->first; call; call = call->next)
 		until = earlier(until, earlier(call->deadline, call->patience));
 	return until;
@@ -442,6 +445,8 @@ bool grpc_session_tick(GrpcSession *session, uint64_t now) {
 		session->ending = true;
 		return false;
 	}
+	if (session->ending)
+		return true;
 	for (GrpcCall *call = session->first; call; call = call->next) {
 		if (now < earlier(call->deadline, call->patience))
 			continue;
@@ -471,4 +476,8 @@ void grpc_session_shutdown(GrpcSession *session) {
 
 size_t grpc_session_calls(const GrpcSession *session) {
 	return session->n_calls;
+}
+
+void *grpc_session_userdata(const GrpcSession *session) {
+	return session->userdata;
 }

@@ -77,6 +77,7 @@ struct GrpcCall {
 	GrpcSession *session;
 	char path[GRPC_PATH_MAX + 1];
 	char *authorization; /* the value of that header, NULL without one */
+	bool everything;     /* shmbroker-scope: everything */
 	uint8_t *message;
 	size_t message_size;
 	void *userdata; /* the handler's own, NULL at first */
@@ -144,8 +145,11 @@ bool grpc_session_tick(GrpcSession *session, uint64_t now);
 /* Tells the client to make no more calls; those that are there go on, then the session ends. */
 void grpc_session_shutdown(GrpcSession *session);
 
-/* Calls that are not finished, for an owner that drains. */
+/* How many calls there are. */
 size_t grpc_session_calls(const GrpcSession *session);
+
+/* What grpc_session_new() was given. */
+void *grpc_session_userdata(const GrpcSession *session);
 
 /*
  * Room for the reply's message, of @size bytes, to be written before the call is finished. NULL when there is no

@@ -6,7 +6,6 @@ dist_man_MANS += \
 	tools/gateway/shmbroker-gateway.8
 endif
 gateway_sources = \
-	tools/gateway/budget.h \
 	tools/gateway/access.c \
 	tools/gateway/access.h \
 	tools/gateway/answer.c \
@@ -16,6 +15,12 @@ gateway_sources = \
 	tools/gateway/core.h \
 	tools/gateway/gateway.c \
 	tools/gateway/gateway.h \
+	tools/gateway/grpc-door.h \
+	tools/gateway/grpc-method.c \
+	tools/gateway/grpc-server.c \
+	tools/gateway/grpc-shm.c \
+	tools/gateway/grpc.c \
+	tools/gateway/grpc.h \
 	tools/gateway/http-connection.c \
 	tools/gateway/http-connection.h \
 	tools/gateway/http-parse.c \
@@ -41,6 +46,32 @@ gateway_sources = \
 	tools/gateway/options.h \
 	tools/gateway/text.c \
 	tools/gateway/text.h
-shmbroker_gateway_SOURCES = $(gateway_sources)
-shmbroker_gateway_CPPFLAGS = $(AM_CPPFLAGS) $(EVENT_CFLAGS) $(JSONC_CFLAGS)
-shmbroker_gateway_LDADD = libshmbroker.la $(EVENT_LIBS) $(JSONC_LIBS)
+shmbroker_gateway_SOURCES = $(gateway_sources) $(grpc_session_sources)
+nodist_shmbroker_gateway_SOURCES = $(grpc_messages)
+shmbroker_gateway_CPPFLAGS = $(AM_CPPFLAGS) -Itools/gateway $(EVENT_CFLAGS) $(JSONC_CFLAGS) $(NGHTTP2_CFLAGS) \
+	$(PROTOBUF_C_CFLAGS)
+shmbroker_gateway_LDADD = libshmbroker.la $(EVENT_LIBS) $(JSONC_LIBS) $(NGHTTP2_LIBS) $(PROTOBUF_C_LIBS) $(ZLIB_LIBS)
+
+# the gRPC session needs no socket, and the unit tests are linked with it alone; the messages are compiled from
+# inference.proto
+grpc_session_sources = \
+	tools/gateway/budget.h \
+	tools/gateway/grpc-call.c \
+	tools/gateway/grpc-session-private.h \
+	tools/gateway/grpc-session.c \
+	tools/gateway/grpc-session.h \
+	tools/gateway/grpc-wire.c \
+	tools/gateway/grpc-wire.h
+EXTRA_DIST += tools/gateway/inference.proto
+grpc_messages = \
+	tools/gateway/inference.pb-c.c \
+	tools/gateway/inference.pb-c.h
+CLEANFILES += $(grpc_messages)
+
+tools/gateway/inference.pb-c.c: tools/gateway/inference.proto
+	$(AM_V_GEN)$(MKDIR_P) tools/gateway && \
+		$(PROTOC_C) -I$(srcdir)/tools/gateway --c_out=tools/gateway inference.proto
+tools/gateway/inference.pb-c.h: tools/gateway/inference.pb-c.c
+# automake learns of what includes the header only when that was compiled once
+$(patsubst tools/gateway/%.c,tools/gateway/shmbroker_gateway-%.$(OBJEXT),$(filter tools/gateway/grpc-%.c,$(gateway_sources))): \
+	tools/gateway/inference.pb-c.h
