@@ -24,6 +24,7 @@ libwire_la_SOURCES = $(wire_sources)
 # the library's objects, for the library itself and for unit tests that look inside
 noinst_LTLIBRARIES += libclient.la
 client_sources = \
+	libbroker/client/abandon.c \
 	libbroker/client/acquire.c \
 	libbroker/client/block.c \
 	libbroker/client/call.c \

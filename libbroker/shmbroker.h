@@ -168,6 +168,13 @@ int shmb_client_process(struct shmb_client *client);
  * Returns 0, SHMB_E_INVALID, SHMB_E_FORKED.
  */
 int shmb_client_set_resume_timeout(struct shmb_client *client, int timeout_ms);
+/*
+ * How long one call waits for the answer of a broker that is there and does not answer, in ms: -1 for ever, as at first. Then
+ * it returns SHMB_E_TIMED_OUT; what it had asked for may have been done, or is done once the broker goes on: a region may be
+ * registered or retired. Its answer is dropped when it comes, with the fds in it, and a lease by message is given back. A call
+ * that waits on purpose (SHMB_RETIRE_WAIT) does so in addition. Returns 0, SHMB_E_INVALID, SHMB_E_FORKED.
+ */
+int shmb_client_set_call_timeout(struct shmb_client *client, int timeout_ms);
 /* one round trip; @ret_ns how long it took, may be NULL */
 int shmb_client_ping(struct shmb_client *client, uint64_t *ret_ns);
 

@@ -29,6 +29,7 @@ system_files = \
 	tests/system/sandbox.py \
 	tests/system/test_attacks.py \
 	tests/system/test_bench.py \
+	tests/system/test_call_timeout.py \
 	tests/system/test_client.py \
 	tests/system/test_cuda_relay.py \
 	tests/system/test_ctl.py \
@@ -119,6 +120,7 @@ unit_tests = \
 	tests/unit/test-barrier \
 	tests/unit/test-client-lease \
 	tests/unit/test-client-resume \
+	tests/unit/test-client-timeout \
 	tests/unit/test-client \
 	tests/unit/test-closer \
 	tests/unit/test-codec \
@@ -167,6 +169,7 @@ tests_unit_test_supervise_CPPFLAGS = $(AM_CPPFLAGS) $(manager_flags)
 tests_unit_test_client_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_lease_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_client_resume_LDADD = libclient.la $(CMOCKA_LIBS)
+tests_unit_test_client_timeout_LDADD = libclient.la $(CMOCKA_LIBS)
 tests_unit_test_pool_LDADD = libclient.la $(CMOCKA_LIBS)
 
 grpc_session_libs = $(NGHTTP2_LIBS) $(ZLIB_LIBS) $(CMOCKA_LIBS)

@@ -22,6 +22,8 @@ uint8_t *client_request_begin(WireWriter *writer, uint16_t opcode) {
 }
 
 void call_end(Call *call) {
+	free(call->spare);
+	call->spare = NULL;
 	for (size_t i = 0; i < call->n_fds; ++i)
 		(void)close_fd(call->fds[i]);
 	free(call->message);
@@ -40,6 +42,10 @@ void client_finish_call(struct shmb_client *client, Call *call, int result) {
 		at = &(*at)->next;
 	*at = call->next;
 	client->n_calls--;
+	if (call->is_abandoned) {
+		free(call);
+		return;
+	}
 	call->result = result;
 	call->done = true;
 }
@@ -108,6 +114,10 @@ static void client_take_reply(struct shmb_client *client, const WireHeader *head
 		call = client->calls;
 	if (!call)
 		return;
+	if (call->is_abandoned) {
+		abandoned_answered(client, call, client->receive, received->size);
+		return;
+	}
 	call->message = malloc(received->size);
 	if (!call->message) {
 		client_finish_call(client, call, -ENOMEM);
@@ -234,12 +244,22 @@ void client_wait_changed(struct shmb_client *client, int64_t deadline) {
 		pthread_cond_timedwait(&client->io_changed, &client->io_lock, &until);
 }
 
-/* what a call does that needs something from the connection: reads, or waits for the thread that does */
-static void client_turn(struct shmb_client *client) {
-	if (client->reading)
-		client_wait_changed(client, DEADLINE_NONE);
-	else
-		(void)client_read_locked(client, -1);
+/*
+ * What a call does that needs something from the connection: reads, or waits for the thread that does. What has come by
+ * @deadline is read. Returns 0, or -ETIMEDOUT.
+ */
+static int client_turn(struct shmb_client *client, int64_t deadline) {
+	int64_t left = deadline == DEADLINE_NONE ? -1 : deadline - client_now();
+
+	if (!client->reading)
+		return client_read_locked(client, deadline == DEADLINE_NONE ? -1
+						  : left > INT32_MAX	    ? INT32_MAX
+						  : left > 0		    ? (int)left
+									    : 0);
+	if (deadline != DEADLINE_NONE && left <= 0)
+		return -ETIMEDOUT;
+	client_wait_changed(client, deadline);
+	return 0;
 }
 
 /* io_lock is held, and the client is away */
@@ -280,6 +300,9 @@ int client_error(struct shmb_client *client, int result) {
 
 	if (result == SHMB_E_DETACHED)
 		return error_set(result, "the broker does not know this session any more");
+	if (result == SHMB_E_TIMED_OUT)
+		return error_set(
+			result, "the broker does not answer: what it was asked for may have been done, or be done yet");
 	if (result != SHMB_E_AGAIN)
 		return error_plain(result);
 	pthread_mutex_lock(&client->io_lock);
@@ -290,6 +313,13 @@ int client_error(struct shmb_client *client, int result) {
 	return error_set(result, text);
 }
 
+/* until when @call waits for an answer that it could have from here on */
+static int64_t call_deadline(const struct shmb_client *client, const Call *call) {
+	int timeout = atomic_load(&client->call_timeout_ms);
+
+	return call->spare && timeout >= 0 ? client_now() + timeout + call->wait_ms : DEADLINE_NONE;
+}
+
 /* enters @call, whose request is complete but for its serial, and counts its thread among those that send */
 static int call_start(struct shmb_client *client, Call *call) {
 	int64_t deadline = -1;
@@ -298,7 +328,8 @@ static int call_start(struct shmb_client *client, Call *call) {
 	pthread_mutex_lock(&client->io_lock);
 	while (!r && !client->broken && (client->away || client->n_calls >= WIRE_OUTSTANDING_MAX)) {
 		if (!client->away) {
-			client_turn(client);
+			if (client_turn(client, call->deadline) && client->n_calls >= WIRE_OUTSTANDING_MAX)
+				r = SHMB_E_TIMED_OUT;
 			continue;
 		}
 		if (deadline < 0)
@@ -319,16 +350,38 @@ static int call_start(struct shmb_client *client, Call *call) {
 	return r;
 }
 
+/* -EAGAIN for a broker that takes nothing until the deadline */
+static int call_send_until(struct shmb_client *client, const Call *call) {
+	struct pollfd poll_fd = { .fd = client->fd, .events = POLLOUT };
+	int flags = call->deadline == DEADLINE_NONE ? 0 : MSG_DONTWAIT, r;
+	int64_t left;
+
+	for (;;) {
+		r = fd_send(client->fd, call->request, call->request_size, call->request_fds, call->n_request_fds,
+			    flags);
+		left = call->deadline - client_now();
+		if (r != -EAGAIN || !flags || left <= 0)
+			return r;
+		if (poll(&poll_fd, 1, left > INT32_MAX ? INT32_MAX : (int)left) < 0 && errno != EINTR)
+			return -errno;
+	}
+}
+
 /* returns 0 for a call that is to be waited for, whether or not the broker has got it */
 static int call_send(struct shmb_client *client, Call *call) {
-	int r = fd_send(client->fd, call->request, call->request_size, call->request_fds, call->n_request_fds, 0);
+	int r = call_send_until(client, call);
 
 	/* a broker that hung up may have said why, and another one may follow */
 	if (r == -EPIPE || r == -ECONNRESET)
 		r = 0;
 	pthread_mutex_lock(&client->io_lock);
-	if (r && !call->done)
+	if (r == -EAGAIN && call->deadline != DEADLINE_NONE) {
+		r = SHMB_E_TIMED_OUT;
+		if (!call->done)
+			call_abandon(client, call, r, false);
+	} else if (r && !call->done) {
 		client_finish_call(client, call, r);
+	}
 	/* who makes the connection anew waits for the last one */
 	if (!--client->n_sending && client->away)
 		pthread_cond_broadcast(&client->io_changed);
@@ -343,7 +396,8 @@ static int call_wait(struct shmb_client *client, Call *call) {
 	pthread_mutex_lock(&client->io_lock);
 	while (!call->done) {
 		if (!client->away) {
-			client_turn(client);
+			if (client_turn(client, call->deadline) && !call->done && !client->away)
+				call_abandon(client, call, SHMB_E_TIMED_OUT, true);
 			continue;
 		}
 		/* a broker that ends again and again is waited for as long as one that stays away */
@@ -352,7 +406,8 @@ static int call_wait(struct shmb_client *client, Call *call) {
 			deadline = resume_deadline(client);
 		}
 		if (resume_await(client, deadline) == -ETIMEDOUT && !call->done)
-			client_finish_call(client, call, SHMB_E_AGAIN);
+			call_abandon(client, call, SHMB_E_AGAIN, true);
+		call->deadline = call_deadline(client, call);
 	}
 	pthread_mutex_unlock(&client->io_lock);
 	return call->result;
@@ -369,18 +424,35 @@ static int call_refusal(const Call *call) {
 }
 
 int call_run(struct shmb_client *client, WireWriter *request, const int *fds, size_t n_fds, Call *call) {
+	return call_run_long(client, request, fds, n_fds, 0, call);
+}
+
+int call_run_long(struct shmb_client *client, WireWriter *request, const int *fds, size_t n_fds, int wait_ms,
+		  Call *call) {
 	int r;
 
-	*call = (Call){ .request = request->buffer, .request_fds = fds, .n_request_fds = n_fds };
+	*call = (Call){
+		.request = request->buffer,
+		.request_fds = fds,
+		.n_request_fds = n_fds,
+		.wait_ms = wait_ms,
+	};
 	if (client_is_foreign(client))
 		return error_plain(SHMB_E_FORKED);
 	call->request_size = wire_write_end(request);
 	if (!call->request_size)
 		return error_set(SHMB_E_INVALID, "the request is too long");
-	r = call_start(client, call);
-	if (r)
+	if (wait_ms >= 0 && atomic_load(&client->call_timeout_ms) >= 0) {
+		call->spare = abandoned_new(call);
+		if (!call->spare)
+			return error_plain(-ENOMEM);
+	}
+	call->deadline = call_deadline(client, call);
+	r = call_start(client, call) ?: call_send(client, call);
+	if (r == SHMB_E_TIMED_OUT)
+		return error_set(r, "the broker takes no requests: it was not asked");
+	if (r > 0)
 		return client_error(client, r);
-	r = call_send(client, call);
 	/* the kernel speaks for the broker, which takes no fd of such a session (SO_PASSRIGHTS, Linux 6.16) */
 	if (r == -EPERM && n_fds)
 		return error_set(SHMB_E_PERMISSION, "this session has not the role owner");
@@ -417,16 +489,24 @@ int client_notify(struct shmb_client *client, uint32_t slot, uint32_t scan, uint
 	uint8_t buffer[sizeof(WireHeader) + sizeof(WireNotify)] __attribute__((aligned(8)));
 	WireNotify notify = { .slot = slot, .scan = scan, .generation = generation };
 	struct pollfd poll_fd = { .fd = client->fd, .events = POLLOUT };
+	/* who has waited in vain once does not wait for each */
+	int timeout = atomic_load(&client->has_missed_notice) ? 0 : atomic_load(&client->call_timeout_ms);
 	WireWriter writer;
 	size_t size;
-	int r;
+	int r, n;
 
 	/* serials of messages without a reply need only be set */
 	wire_write_begin(&writer, buffer, sizeof(buffer), WIRE_OP_NOTIFY, 0, UINT64_MAX);
 	wire_write(&writer, &notify, sizeof(notify));
 	size = wire_write_end(&writer);
-	while ((r = fd_send(client->fd, buffer, size, NULL, 0, MSG_DONTWAIT)) == -EAGAIN)
-		if (poll(&poll_fd, 1, -1) < 0 && errno != EINTR)
+	while ((r = fd_send(client->fd, buffer, size, NULL, 0, MSG_DONTWAIT)) == -EAGAIN) {
+		n = poll(&poll_fd, 1, timeout);
+		if (n < 0 && errno != EINTR)
 			return -errno;
+		if (!n) {
+			atomic_store(&client->has_missed_notice, true);
+			return -ETIMEDOUT;
+		}
+	}
 	return r;
 }

@@ -164,6 +164,7 @@ static int client_init(struct shmb_client *client) {
 	pthread_condattr_t attributes;
 
 	client->fd = -EBADF;
+	client->call_timeout_ms = -1;
 	client->events_tail = &client->events;
 	client->receive = aligned_alloc(64, WIRE_MESSAGE_MAX);
 	if (!client->receive)
@@ -220,6 +221,10 @@ struct shmb_client *shmb_client_free(struct shmb_client *client) {
 		munmap(client->page, client->page_size);
 	if (client->registry)
 		munmap((void *)client->registry, client->registry_size);
+	for (Call *call = client->calls, *next; call; call = next) {
+		next = call->next;
+		free(call);
+	}
 	for (EventNode *node = client->events, *next; node; node = next) {
 		next = node->next;
 		free(node);
@@ -269,6 +274,15 @@ int shmb_client_process(struct shmb_client *client) {
 	} while (!r);
 	client_settle(client);
 	return r == -ETIMEDOUT ? 0 : client_error(client, r);
+}
+
+int shmb_client_set_call_timeout(struct shmb_client *client, int timeout_ms) {
+	if (client_is_foreign(client))
+		return error_plain(SHMB_E_FORKED);
+	if (timeout_ms < -1)
+		return error_set(SHMB_E_INVALID, "a time to wait is -1 for ever, or 0 and more milliseconds");
+	atomic_store(&client->call_timeout_ms, timeout_ms);
+	return 0;
 }
 
 int shmb_client_ping(struct shmb_client *client, uint64_t *ret_ns) {

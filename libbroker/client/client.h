@@ -32,7 +32,7 @@ typedef struct MappedObject MappedObject;
 #define CLIENT_EVENTS_MAX 4096
 #define CLIENT_TRIES 8
 
-/* a request that waits for its reply; lives on its caller's stack */
+/* a request that waits for its reply; lives on its caller's stack, once it is abandoned (abandon.c) on the heap */
 struct Call {
 	uint64_t serial;
 	uint8_t *message; /* the reply, owned by the call */
@@ -45,6 +45,11 @@ struct Call {
 	size_t request_size;
 	const int *request_fds;
 	size_t n_request_fds;
+	int64_t deadline; /* when the answer of a broker that is there must have come, DEADLINE_NONE for never */
+	int wait_ms;	  /* what the broker may take on purpose, before it answers */
+	Call *spare;	  /* takes its place when it is abandoned; NULL where it waits for ever */
+	bool is_abandoned;
+	bool is_unsent; /* abandoned before it could be sent */
 	Call *next;
 };
 
@@ -105,6 +110,8 @@ struct shmb_client {
 	_Atomic bool away;  /* the connection is lost and is to be made anew; changed under io_lock */
 	uint32_t n_sending; /* threads that send a request on the connection */
 	uint64_t n_received;
+	_Atomic int call_timeout_ms;	/* how long a call waits for a broker that is there, -1 for ever */
+	_Atomic bool has_missed_notice; /* a broker that is there has not taken it */
 	Resume resume;
 	uint64_t last_serial;
 	uint32_t n_calls;
@@ -149,6 +156,9 @@ static inline bool client_is_foreign(const struct shmb_client *client) {
  * was accepted, or the refusal's code with its sentence as the last error, or -errno. The call must be ended.
  */
 int call_run(struct shmb_client *client, WireWriter *request, const int *fds, size_t n_fds, Call *ret);
+/* The same for a request that the broker answers only after up to @wait_ms, -1 for whenever it is done. */
+int call_run_long(struct shmb_client *client, WireWriter *request, const int *fds, size_t n_fds, int wait_ms,
+		  Call *ret);
 /*
  * A request of one fixed struct, with a text behind it unless @tail is NULL, and a reply that begins with one: copies
  * that to @ret and leaves @body behind it. Returns what call_run() does, or -EPROTO. The call must be ended.
@@ -164,7 +174,7 @@ void call_end(Call *call);
  * no longer than calls wait. 0, -ETIMEDOUT, or what client_error() takes.
  */
 int client_read(struct shmb_client *client, int timeout);
-/* sends without waiting for a reply; -EPIPE or -ECONNRESET when the broker has ended */
+/* sends without waiting for a reply; -EPIPE or -ECONNRESET when the broker has ended, -ETIMEDOUT when it takes nothing */
 int client_notify(struct shmb_client *client, uint32_t slot, uint32_t scan, uint64_t generation);
 /* sets the last error for what ended the client, or for a broker that is away; returns @result */
 int client_error(struct shmb_client *client, int result);
@@ -179,10 +189,24 @@ int client_receive_now(struct shmb_client *client, int fd, int *fds, FdMessage *
 void client_take_message(struct shmb_client *client, int *fds, FdMessage *received);
 /* there will be no connection any more: nobody gets an answer */
 void client_break(struct shmb_client *client, int error);
-/* a call that has its result */
+/* a call that has its result; an abandoned one is freed */
 void client_finish_call(struct shmb_client *client, Call *call, int result);
 /* waits until something changes, or until @deadline */
 void client_wait_changed(struct shmb_client *client, int64_t deadline);
+
+/* ---- abandon.c ---- */
+
+/* what takes the place of @call, whose request is complete, when it is abandoned; NULL without memory; free() it */
+Call *abandoned_new(const Call *call);
+/*
+ * Nobody waits for @call any more, which has @result; where it has a spare and was sent (or is to be sent nevertheless) that
+ * one takes its place and waits for the answer. io_lock is held.
+ */
+void call_abandon(struct shmb_client *client, Call *call, int result, bool is_sent);
+/* the answer to an abandoned call; io_lock is held, @message is borrowed and aligned */
+void abandoned_answered(struct shmb_client *client, Call *call, const uint8_t *message, size_t size);
+/* sends what is still to be sent, as far as it goes without waiting; takes io_lock */
+void abandoned_send(struct shmb_client *client);
 
 /* ---- resume.c ---- */
 
@@ -224,6 +248,8 @@ int error_plain(int result);
 
 /* sends the notices that may have met no broker, for every slot that is mapped */
 void lease_ring_again(struct shmb_client *client);
+/* the same where a broker that is there has missed one and takes them again */
+void lease_ring_missed(struct shmb_client *client);
 
 /* ---- region.c ---- */
 

@@ -81,6 +81,8 @@ void client_settle(struct shmb_client *client) {
 	void *userdata;
 
 	maps_settle(client);
+	abandoned_send(client);
+	lease_ring_missed(client);
 	pthread_mutex_lock(&client->io_lock);
 	/* without a callback, events of a subscription wait for shmb_client_next_event() */
 	while (!client->delivering && (client->callback || !client->event_mask) && take_locked(client, &event)) {

@@ -3,6 +3,7 @@
 /* Leases that are held: guarded copies, and the release. */
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -44,6 +45,15 @@ void lease_ring_again(struct shmb_client *client) {
 		pthread_mutex_lock(&client->map_lock);
 	}
 	pthread_mutex_unlock(&client->map_lock);
+}
+
+void lease_ring_missed(struct shmb_client *client) {
+	struct pollfd poll_fd = { .fd = client->fd, .events = POLLOUT };
+
+	if (!atomic_load(&client->has_missed_notice) || atomic_load(&client->away) || poll(&poll_fd, 1, 0) <= 0)
+		return;
+	atomic_store(&client->has_missed_notice, false);
+	lease_ring_again(client);
 }
 
 /* after a release was counted; returns the word that stands in the slot */

@@ -589,7 +589,12 @@ static int unregister(struct shmb_client *client, const WireUnregisterRequest *r
 		wire_write(&writer, &entries[i], sizeof(entries[i]));
 		wire_write(&writer, names[i], entries[i].name_length);
 	}
-	return call_run(client, &writer, NULL, 0, call);
+	/* the broker answers when they are gone, or says that they are not */
+	return call_run_long(client, &writer, NULL, 0,
+			     !(request->flags & WIRE_UNREGISTER_WAIT)	 ? 0
+			     : request->timeout_ms > (uint32_t)INT32_MAX ? -1
+									 : (int)request->timeout_ms,
+			     call);
 }
 
 static int request_fill(WireUnregisterRequest *ret, uint32_t scope, uint32_t mode, int timeout, uint32_t count) {

@@ -312,6 +312,11 @@ static void resume_send_calls(struct shmb_client *client) {
 	int r;
 
 	while ((call = oldest_call(client, from))) {
+		/* nobody waits for it, and whether it was done is all the same */
+		if (!call->request) {
+			client_finish_call(client, call, 0);
+			continue;
+		}
 		((WireHeader *)call->request)->flags |= WIRE_FLAG_RETRY;
 		r = fd_send(client->fd, call->request, call->request_size, call->request_fds, call->n_request_fds,
 			    MSG_DONTWAIT);
@@ -320,6 +325,7 @@ static void resume_send_calls(struct shmb_client *client) {
 		if (r == -EAGAIN)
 			continue;
 		from = call->serial + 1;
+		call->is_unsent = false;
 		if (r)
 			client_finish_call(client, call, r);
 	}

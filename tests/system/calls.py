@@ -31,8 +31,9 @@ class Calls:
         return self
 
     def __exit__(self, *_):
-        self.process.kill()
-        self.process.communicate()
+        if self.process.returncode is None:
+            self.process.kill()
+            self.process.communicate()
 
     def tell(self, *words):
         self.process.stdin.write(" ".join(str(word) for word in words) + "\n")
@@ -65,5 +66,5 @@ class Calls:
 
     def end(self):
         """It ends in order."""
-        self.process.stdin.close()
-        assert self.process.wait(2 * DEADLINE) == 0
+        self.process.communicate(timeout=2 * DEADLINE)
+        assert self.process.returncode == 0

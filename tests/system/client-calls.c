@@ -4,6 +4,7 @@
  * A client of the library that does what it is told: client-calls SOCKET. Each line of its input is a call with its
  * arguments, and is answered by a line: the call's result, and what else there is to say. It ends with its input.
  *
+ *	timeout MS				of a call, resume MS that of one that meets no broker
  *	ping | fds | process | create NAME | lookup NAME | map NAME | unmap | list
  *	adopt NAME PRINCIPAL FLAGS [KEY]	8 KiB of new memory; flags SHMB_REGION_OPT_*
  *	key NAME				what the status of the region has as its key
@@ -150,6 +151,10 @@ static int run(char **words, int n, char *more) {
 		return list();
 	if (!strcmp(verb, "unmap"))
 		return shmb_lease_release(&mapped);
+	if (n > 1 && !strcmp(verb, "timeout"))
+		return shmb_client_set_call_timeout(client, atoi(words[1]));
+	if (n > 1 && !strcmp(verb, "resume"))
+		return shmb_client_set_resume_timeout(client, atoi(words[1]));
 	if (n > 1 && !strcmp(verb, "map"))
 		return shmb_client_get_memory_info(client, words[1], 0, SHMB_REST, SHMB_READ, &mapped);
 	if (n > 1 && !strcmp(verb, "create"))

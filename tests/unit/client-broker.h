@@ -74,9 +74,12 @@ struct FakeBroker {
 	uint64_t held_serial;
 	int held_fd;
 
-	uint64_t features;	 /* in the HELLO reply */
-	_Atomic bool is_silent;	 /* requests are noted and not answered */
-	_Atomic bool reads_late; /* after a resume nothing is read before the client's socket is full */
+	uint64_t features;	   /* in the HELLO reply */
+	_Atomic bool is_silent;	   /* requests are noted and not answered */
+	_Atomic bool is_stopped;   /* what is read is dealt with later, and no more is read */
+	_Atomic uint64_t granted;  /* leases by message, numbered from 1 */
+	_Atomic uint64_t released; /* and how many of them were given back */
+	_Atomic bool reads_late;   /* after a resume nothing is read before the client's socket is full */
 	WireHelloRequest last_hello;
 	uint32_t refusal;		  /* code of the next HELLOs that are refused, ... */
 	_Atomic uint32_t n_refused;	  /* ... of which there are that many, */
@@ -249,6 +252,7 @@ static inline void fake_lookup(FakeBroker *broker, WireReader *body, WireWriter 
 				.slot = slot,
 				.generation = layout_word_generation(word),
 				.size = broker->regions[slot].size,
+				.lease = entries[i].entry.flags & WIRE_LOOKUP_NO_LEASE ? 0 : ++broker->granted,
 			};
 			word = atomic_load(&fake_slot(broker, slot)->word);
 			if (!layout_word_grants(word))
@@ -336,6 +340,19 @@ static inline void fake_hold(FakeBroker *broker, WireReader *body, uint64_t seri
 	}
 }
 
+static inline void fake_release(FakeBroker *broker, WireReader *body, WireWriter *reply) {
+	uint64_t leases[WIRE_BATCH_MAX];
+	WireCountHead head = {};
+
+	(void)wire_read_release(body, leases, &head.count);
+	wire_write(reply, &head, sizeof(head));
+	for (uint32_t i = 0; i < head.count; ++i) {
+		wire_write(reply, NULL, sizeof(WireReleaseResult));
+		broker->released += leases[i] && leases[i] <= broker->granted;
+	}
+	fake_send(broker, reply, NULL, 0);
+}
+
 static inline void fake_unregister(FakeBroker *broker, WireReader *body, WireWriter *reply) {
 	WireName names[WIRE_BATCH_MAX];
 	WireUnregisterRequest request;
@@ -397,6 +414,8 @@ static inline bool fake_serve_one(FakeBroker *broker) {
 	while (!fd_receive(broker->fd, buffer, sizeof(buffer), 0, fds, &message) && message.size) {
 		if (wire_header_read(buffer, message.size, &header) || header.opcode >= _WIRE_OP_N)
 			break;
+		while (broker->is_stopped)
+			(void)poll(NULL, 0, 1);
 		fake_note(broker, &header, fds, &message);
 		body = wire_reader_body(buffer, message.size);
 		wire_write_begin(&reply, out, sizeof(out), header.opcode, WIRE_FLAG_REPLY, header.serial);
@@ -423,6 +442,9 @@ static inline bool fake_serve_one(FakeBroker *broker) {
 			if (broker->held_serial)
 				fake_map_late(broker);
 			fake_hold(broker, &body, header.serial);
+			break;
+		case WIRE_OP_RELEASE:
+			fake_release(broker, &body, &reply);
 			break;
 		case WIRE_OP_UNREGISTER:
 			fake_unregister(broker, &body, &reply);
