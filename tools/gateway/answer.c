@@ -37,6 +37,10 @@ AnswerCode answer_set(Answer *answer, AnswerCode code, const char *format, ...) 
 	return code;
 }
 
+AnswerCode answer_no_memory(Answer *answer) {
+	return answer_set(answer, ANSWER_RESOURCE_EXHAUSTED, "out of memory");
+}
+
 const char *answer_text(const Answer *answer) {
 	return answer->text ?: answer->code == ANSWER_OK ? "" : "out of memory";
 }

@@ -40,6 +40,8 @@ int answer_code_to_grpc(AnswerCode code);
 
 /* Sets code and sentence, whatever was there before. Always returns @code. */
 AnswerCode answer_set(Answer *answer, AnswerCode code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* The same for the one thing that is always the same. */
+AnswerCode answer_no_memory(Answer *answer);
 /* never NULL */
 const char *answer_text(const Answer *answer);
 /* Frees the sentence and says "fine" again. */

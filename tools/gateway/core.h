@@ -46,7 +46,7 @@ typedef struct Core {
 	KeyOpener *opener;	 /* borrowed */
 	const char *server_name; /* borrowed */
 	bool allow_client_shm;
-	bool models;
+	struct Models *models; /* borrowed; NULL: there are none */
 } Core;
 
 /* ---- the server ---- */

@@ -108,6 +108,8 @@ int gateway_init(Gateway *gateway, const Options *options) {
 	r = gateway_watch_signals(gateway);
 	if (!r)
 		r = link_new(&gateway->link, gateway->base, options->socket);
+	if (!r && options->models[0])
+		r = models_new(&gateway->models, gateway->base, options->models, options->model_delay);
 	if (r)
 		return r;
 	gateway->budget.limit = options->max_buffered;
@@ -116,7 +118,7 @@ int gateway_init(Gateway *gateway, const Options *options) {
 		.opener = gateway->opener,
 		.server_name = options->id,
 		.allow_client_shm = options->allow_client_shm,
-		.models = options->models,
+		.models = gateway->models,
 	};
 	if (options->allow_http)
 		r = http_new(&gateway->http, gateway->base, options, gateway->access, &gateway->core, &gateway->budget,
@@ -134,8 +136,10 @@ int gateway_run(Gateway *gateway) {
 }
 
 void gateway_deinit(Gateway *gateway) {
+	models_stop(gateway->models);
 	grpc_free(gateway->grpc);
 	http_free(gateway->http);
+	models_free(gateway->models);
 	link_free(gateway->link);
 	for (size_t i = 0; i < 2; i++) {
 		if (gateway->signals[i])

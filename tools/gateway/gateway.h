@@ -17,6 +17,7 @@
 #include "key.h"
 #include "link.h"
 #include "listen.h"
+#include "models.h"
 #include "options.h"
 
 /* how long a stop waits for what is under way */
@@ -29,6 +30,7 @@ typedef struct Gateway {
 	ListenSet listening;
 	struct event_base *base;
 	Link *link;
+	Models *models; /* NULL: none */
 	Core core;
 	Budget budget;
 	Http *http;

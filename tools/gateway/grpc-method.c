@@ -11,6 +11,8 @@
 static const GrpcMethod *const tables[] = {
 	grpc_server_methods,
 	grpc_shm_methods,
+	grpc_models_methods,
+	grpc_infer_methods,
 };
 
 const GrpcMethod *grpc_method_find(const char *path) {

@@ -100,6 +100,8 @@ static inline ProtobufCBinaryData grpc_binary(const char *text) {
 
 extern const GrpcMethod grpc_server_methods[]; /* health and metadata */
 extern const GrpcMethod grpc_shm_methods[];    /* the shared-memory extension */
+extern const GrpcMethod grpc_models_methods[]; /* readiness, metadata and configuration of the reference models */
+extern const GrpcMethod grpc_infer_methods[];  /* inference by them */
 
 /* the method at @path, or NULL */
 const GrpcMethod *grpc_method_find(const char *path);

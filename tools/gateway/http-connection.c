@@ -199,9 +199,8 @@ static bool take_body(HttpConnection *connection, const char *data, size_t size)
 
 	if (evbuffer_get_length(request->body) + size > connection->max)
 		return false;
-	if (!budget_take(connection->http->budget, size))
+	if (!http_request_reserve(request, size))
 		return false;
-	request->reserved += size;
 	return evbuffer_add(request->body, data, size) == 0;
 }
 

@@ -48,6 +48,19 @@ AnswerCode http_request_check_size(const HttpRequest *request, Answer *answer) {
 			  (unsigned long long)request->oversize);
 }
 
+uint64_t http_request_room(const HttpRequest *request) {
+	const Budget *budget = request->http->budget;
+
+	return budget->limit - budget->used;
+}
+
+bool http_request_reserve(HttpRequest *request, uint64_t bytes) {
+	if (!budget_take(request->http->budget, bytes))
+		return false;
+	request->reserved += bytes;
+	return true;
+}
+
 AnswerCode http_request_json(HttpRequest *request, size_t size, struct json_object **ret, Answer *answer) {
 	size_t length = evbuffer_get_length(request->body);
 	AnswerCode code = http_request_check_size(request, answer);

@@ -11,7 +11,7 @@
 static HttpRoute *const routes[] = {
 	http_server_route,
 	http_shm_route,
-
+	http_models_route,
 };
 
 void http_route(HttpRequest *request) {

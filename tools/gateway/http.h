@@ -91,6 +91,10 @@ AnswerCode http_request_check_size(const HttpRequest *request, Answer *answer);
  */
 AnswerCode http_request_json(HttpRequest *request, size_t size, struct json_object **ret, Answer *answer);
 
+/* Bytes that may still be held, by anyone; and taking some of them for this request, until it ends. */
+uint64_t http_request_room(const HttpRequest *request);
+bool http_request_reserve(HttpRequest *request, uint64_t bytes);
+
 /* to be said in the reply; both are trusted text */
 void http_reply_header(HttpRequest *request, const char *name, const char *value);
 /* Each of these ends the request. @status as a number; what is @borrowed stays the caller's. */
@@ -106,3 +110,4 @@ void http_reply_buffer(HttpRequest *request, int status, const char *content_typ
 
 HttpRoute http_server_route; /* health and metadata */
 HttpRoute http_shm_route;    /* shared memory */
+HttpRoute http_models_route; /* the reference models */

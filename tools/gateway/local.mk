@@ -46,7 +46,30 @@ gateway_sources = \
 	tools/gateway/options.h \
 	tools/gateway/text.c \
 	tools/gateway/text.h
-shmbroker_gateway_SOURCES = $(gateway_sources) $(grpc_session_sources)
+# the reference models, and inference
+infer_sources = \
+	tools/gateway/classify.c \
+	tools/gateway/classify.h \
+	tools/gateway/datatype.c \
+	tools/gateway/datatype.h \
+	tools/gateway/grpc-infer.c \
+	tools/gateway/grpc-models.c \
+	tools/gateway/http-coding.c \
+	tools/gateway/http-coding.h \
+	tools/gateway/http-infer.c \
+	tools/gateway/http-infer.h \
+	tools/gateway/http-models.c \
+	tools/gateway/infer.c \
+	tools/gateway/infer.h \
+	tools/gateway/json-read.c \
+	tools/gateway/json-read.h \
+	tools/gateway/json-tensor.c \
+	tools/gateway/json-tensor.h \
+	tools/gateway/models.c \
+	tools/gateway/models.h \
+	tools/gateway/tensor-memory.c \
+	tools/gateway/tensor-memory.h
+shmbroker_gateway_SOURCES = $(gateway_sources) $(infer_sources) $(grpc_session_sources)
 nodist_shmbroker_gateway_SOURCES = $(grpc_messages)
 shmbroker_gateway_CPPFLAGS = $(AM_CPPFLAGS) -Itools/gateway $(EVENT_CFLAGS) $(JSONC_CFLAGS) $(NGHTTP2_CFLAGS) \
 	$(PROTOBUF_C_CFLAGS)
@@ -73,5 +96,5 @@ tools/gateway/inference.pb-c.c: tools/gateway/inference.proto
 		$(PROTOC_C) -I$(srcdir)/tools/gateway --c_out=tools/gateway inference.proto
 tools/gateway/inference.pb-c.h: tools/gateway/inference.pb-c.c
 # automake learns of what includes the header only when that was compiled once
-$(patsubst tools/gateway/%.c,tools/gateway/shmbroker_gateway-%.$(OBJEXT),$(filter tools/gateway/grpc-%.c,$(gateway_sources))): \
+$(patsubst tools/gateway/%.c,tools/gateway/shmbroker_gateway-%.$(OBJEXT),$(filter tools/gateway/grpc-%.c,$(gateway_sources) $(infer_sources))): \
 	tools/gateway/inference.pb-c.h
