@@ -104,6 +104,11 @@ python_examples = \
 	libbroker/python/examples/pipeline.py \
 	libbroker/python/examples/server.py \
 	libbroker/python/examples/torch_consumer.py
+python_triton_modules = \
+	libbroker/python/shmbroker/triton/__init__.py \
+	libbroker/python/shmbroker/triton/_session.py \
+	libbroker/python/shmbroker/triton/_tensor.py \
+	libbroker/python/shmbroker/triton/shared_memory.py
 python_types = \
 	libbroker/python/shmbroker/_shmbroker.pyi \
 	libbroker/python/shmbroker/py.typed
@@ -112,6 +117,8 @@ if WITH_PYTHON
 shmbrokerpythondir = $(pyexecdir)/shmbroker
 shmbrokerpython_LTLIBRARIES = libbroker/python/_shmbroker.la
 shmbrokerpython_PYTHON = $(python_modules)
+shmbrokertritondir = $(shmbrokerpythondir)/triton
+shmbrokertriton_PYTHON = $(python_triton_modules)
 shmbrokerpython_DATA = $(python_types)
 pythondocdir = $(docdir)/python
 pythondoc_DATA = libbroker/python/README.md
@@ -136,11 +143,12 @@ install-stable-abi:
 
 uninstall-stable-abi:
 	rm -f "$(DESTDIR)$(shmbrokerpythondir)/_shmbroker.abi3.so"
-	-rmdir "$(DESTDIR)$(shmbrokerpythondir)" 2>/dev/null
+	-rmdir "$(DESTDIR)$(shmbrokertritondir)" "$(DESTDIR)$(shmbrokerpythondir)" 2>/dev/null
 
 EXTRA_DIST += \
 	$(python_examples) \
 	$(python_modules) \
+	$(python_triton_modules) \
 	$(python_types) \
 	libbroker/python/README.md \
 	libbroker/python/bench/lease.py \

@@ -304,6 +304,13 @@ int shmb_lease_release(struct shmb_lease *lease);
  */
 int shmb_lease_copy_in(struct shmb_lease *lease, uint64_t offset, const void *data, uint64_t size);
 int shmb_lease_copy_out(struct shmb_lease *lease, uint64_t offset, void *ret_data, uint64_t size);
+/*
+ * The file behind a lease, for those who map, send or adopt it themselves: @ret_fd is the library's, and valid as long as
+ * the lease; the lease's first byte is at @ret_offset of it (may be NULL). It is open for writing with SHMB_WRITE. The
+ * first time the broker is asked. Returns 0; SHMB_E_STALE (released before), SHMB_E_FORKED, and what a lease on memory
+ * that is not mapped returns.
+ */
+int shmb_lease_get_fd(struct shmb_lease *lease, int *ret_fd, uint64_t *ret_offset);
 
 /*
  * A name resolved once. A handle names one generation: when that one is not given out any more its use answers

@@ -70,6 +70,8 @@ python_files = \
 	tests/python/test_lifetime.py \
 	tests/python/test_model.py \
 	tests/python/test_pool.py \
+	tests/python/test_triton_faults.py \
+	tests/python/test_triton_shared_memory.py \
 	tests/python/test_zero_copy.py
 EXTRA_DIST += $(python_files)
 

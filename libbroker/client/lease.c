@@ -111,11 +111,17 @@ int shmb_lease_release(struct shmb_lease *lease) {
 	return release_of_retired(client, slot, generation);
 }
 
-static int check_copy(const struct shmb_lease *lease, uint64_t offset, uint64_t size, uint32_t access) {
+static int check_held(const struct shmb_lease *lease) {
 	if (!lease->client)
 		return error_set(SHMB_E_STALE, "the lease was released before");
-	if (client_is_foreign(lease->client))
-		return error_plain(SHMB_E_FORKED);
+	return client_is_foreign(lease->client) ? error_plain(SHMB_E_FORKED) : 0;
+}
+
+static int check_copy(const struct shmb_lease *lease, uint64_t offset, uint64_t size, uint32_t access) {
+	int r = check_held(lease);
+
+	if (r)
+		return r;
 	if (access & ~lease->access)
 		return error_set(SHMB_E_ACCESS, "the lease is for reading only");
 	if (!range_within(offset, size, lease->size))
@@ -145,10 +151,16 @@ static int truncated(void) {
 	return error_set(SHMB_E_TRUNCATED, "the owner has cut the memory");
 }
 
+/* where the lease is in its file */
+static uint64_t file_offset(const struct shmb_lease *lease) {
+	const MapDetail *detail = &lease->client->map_details[lease->internal[LEASE_SLOT]];
+
+	return atomic_load(&detail->offset) + lease->internal[LEASE_OFFSET];
+}
+
 /* never touches a mapping: a page that is gone is a short read, not a signal */
 static int copy_by_fd(const struct shmb_lease *lease, uint64_t offset, void *to, const void *from, uint64_t size) {
-	const MapDetail *detail = &lease->client->map_details[lease->internal[LEASE_SLOT]];
-	uint64_t at = atomic_load(&detail->offset) + lease->internal[LEASE_OFFSET] + offset, done = 0;
+	uint64_t at = file_offset(lease) + offset, done = 0;
 	struct stat st;
 	int fd, r;
 
@@ -198,5 +210,19 @@ int shmb_lease_copy_out(struct shmb_lease *lease, uint64_t offset, void *ret_dat
 	if (needs_guard(lease))
 		return copy_by_fd(lease, offset, ret_data, NULL, size);
 	memcpy(ret_data, (const uint8_t *)lease->address + offset, size);
+	return 0;
+}
+
+int shmb_lease_get_fd(struct shmb_lease *lease, int *ret_fd, uint64_t *ret_offset) {
+	int r, fd;
+
+	r = check_held(lease);
+	if (!r)
+		r = copy_fd(lease, &fd);
+	if (r)
+		return r;
+	*ret_fd = fd;
+	if (ret_offset)
+		*ret_offset = file_offset(lease);
 	return 0;
 }

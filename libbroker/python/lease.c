@@ -242,6 +242,33 @@ static PyObject *lease_copy_out(PyObject *self, PyObject *const *arguments, Py_s
 	return r ? NULL : PyLong_FromUnsignedLongLong(size);
 }
 
+static PyObject *lease_file(Lease *lease, bool wants_offset) {
+	uint64_t offset = 0;
+	int fd = -1, r;
+
+	if (check_held(lease))
+		return NULL;
+	/* it stays held meanwhile */
+	lease->memory.n_exports++;
+	WITHOUT_GIL(r = shmb_lease_get_fd(&lease->lease, &fd, &offset));
+	if (r)
+		(void)py_error_raise(lease->memory.state, r);
+	py_memory_unexport(&lease->memory);
+	if (r)
+		return NULL;
+	return wants_offset ? PyLong_FromUnsignedLongLong(offset) : PyLong_FromLong(fd);
+}
+
+static PyObject *lease_fileno(PyObject *self, PyObject *unused) {
+	(void)unused;
+	return lease_file((Lease *)self, false);
+}
+
+static PyObject *get_file_offset(PyObject *self, void *unused) {
+	(void)unused;
+	return lease_file((Lease *)self, true);
+}
+
 static PyObject *get_memory_type(PyObject *self, void *unused) {
 	(void)unused;
 	return PyUnicode_FromString(((Lease *)self)->lease.memory_type == SHMB_MEMORY_CUDA ? "cuda" : "cpu");
@@ -272,6 +299,7 @@ static PyGetSetDef getters[] = {
 	{ "device", get_device, NULL, "Ordinal of the device in this process, -1 for the CPU.", NULL },
 	{ "generation", get_generation, NULL, "The generation of the region that the lease is on.", NULL },
 	{ "flags", get_flags, NULL, "SHMB_REGION_* of the C library, as RegionFlags has them.", NULL },
+	{ "file_offset", get_file_offset, NULL, "Where in the file of fileno() the first byte is.", NULL },
 	{ "released", get_released, NULL, "Whether it was given back to the broker.", NULL },
 	{ NULL, NULL, NULL, NULL, NULL },
 };
@@ -292,6 +320,10 @@ static PyMethodDef methods[] = {
 	  "Reads bytes, by default all from the offset on; never SIGBUS.\n\n"
 	  "Returns bytes; with into, a writable contiguous buffer, how many bytes were copied there: its size, or nbytes if that "
 	  "is less. Raises as copy_in() does." },
+	{ "fileno", lease_fileno, METH_NOARGS,
+	  "fileno($self)\n--\n\n"
+	  "A file descriptor of the memory, writable with write=True; it belongs to the lease. The broker is asked once.\n\n"
+	  "Raises what get_memory_info() does; ValueError after release()." },
 	{ "__enter__", lease_enter, METH_NOARGS, "__enter__($self)\n--\n\nThe lease itself." },
 	{ "__exit__", (PyCFunction)(void (*)(void))lease_exit, METH_FASTCALL,
 	  "__exit__($self, *exception)\n--\n\nCalls release()." },

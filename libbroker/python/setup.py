@@ -37,7 +37,7 @@ scratch = tempfile.mkdtemp(prefix="shmbroker-wheel")
 atexit.register(shutil.rmtree, scratch, ignore_errors=True)
 
 setup(
-    packages=["shmbroker"],
+    packages=["shmbroker", "shmbroker.triton"],
     package_data={"shmbroker": ["*.pyi", "py.typed"]},
     ext_modules=[Extension(
         "shmbroker._shmbroker",

@@ -27,9 +27,11 @@ def package():
         return os.environ["SHMBROKER_PYTHON"]
     directory = pathlib.Path(PLACE.name) / "shmbroker"
     if not directory.exists():
-        directory.mkdir()
-        for path in (TOP / "libbroker/python/shmbroker").glob("*.py*"):
-            (directory / path.name).symlink_to(path)
+        source = TOP / "libbroker/python/shmbroker"
+        for path in source.rglob("*.py*"):
+            place = directory / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(path)
         (directory / "_shmbroker.abi3.so").symlink_to(BUILD / "libbroker/python/.libs/_shmbroker.so")
     return str(directory.parent)
 

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdbool.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "client-broker.h"
@@ -247,6 +248,28 @@ static void unsealed_memory_is_copied_only(void **state) {
 	assert_int_equal(shmb_lease_copy_out(&lease, 0, copy, 4), SHMB_E_TRUNCATED);
 	give_back(&lease);
 	assert_int_equal(shmb_lease_copy_out(&lease, 0, copy, 4), SHMB_E_STALE);
+}
+
+static void the_file_behind_a_lease(void **state) {
+	struct shmb_lease lease;
+	struct stat st, meant;
+	uint64_t offset = 0;
+	uint32_t maps;
+	int fd = -1;
+
+	(void)state;
+	assert_int_equal(shmb_client_get_memory_info(client, "s", 100, 50, SHMB_READ, &lease), 0);
+	assert_int_equal(shmb_lease_get_fd(&lease, &fd, &offset), 0);
+	assert_int_equal(offset, 5100);
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_int_equal(fstat(memory, &meant), 0);
+	assert_int_equal(st.st_ino, meant.st_ino);
+	assert_int_not_equal(fd, memory);
+	maps = asked(WIRE_OP_MAP);
+	assert_int_equal(shmb_lease_get_fd(&lease, &fd, NULL), 0);
+	assert_int_equal(asked(WIRE_OP_MAP), maps);
+	give_back(&lease);
+	assert_int_equal(shmb_lease_get_fd(&lease, &fd, &offset), SHMB_E_STALE);
 }
 
 /* ---- counts and notices ---- */
@@ -502,7 +525,8 @@ static bool refuses_all(struct shmb_lease *lease) {
 	       shmb_status_iter_new(client, NULL, &iter) == SHMB_E_FORKED &&
 	       shmb_client_subscribe(client, 1) == SHMB_E_FORKED &&
 	       shmb_client_next_event(client, &event, 0) == SHMB_E_FORKED &&
-	       shmb_lease_copy_out(lease, 0, &byte, 1) == SHMB_E_FORKED && shmb_lease_release(lease) == SHMB_E_FORKED;
+	       shmb_lease_copy_out(lease, 0, &byte, 1) == SHMB_E_FORKED &&
+	       shmb_lease_get_fd(lease, &result, NULL) == SHMB_E_FORKED && shmb_lease_release(lease) == SHMB_E_FORKED;
 }
 
 static void a_child_is_refused_and_does_no_harm(void **state) {
@@ -672,6 +696,7 @@ int main(void) {
 		both_modes(an_answer_that_was_overtaken_unmaps_nothing),
 		both_modes(what_the_kernel_says_to_a_mapping_is_passed_on),
 		both_modes(unsealed_memory_is_copied_only),
+		both_modes(the_file_behind_a_lease),
 		both_modes(a_notice_is_sent_once_for_each_scan),
 		both_modes(a_count_on_the_next_generation_is_told_to_it),
 		both_modes(a_revoked_lease_says_so),
