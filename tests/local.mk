@@ -58,6 +58,10 @@ system_files = \
 	tests/system/test_systemd_restart.py \
 	tests/system/test_upgrade.py
 EXTRA_DIST += $(system_files)
+# of the gateway's doors
+gateway_files = \
+	tests/gateway/test_metrics.py
+EXTRA_DIST += $(gateway_files)
 
 python_files = \
 	tests/python/conftest.py \

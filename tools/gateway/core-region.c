@@ -70,6 +70,7 @@ static AnswerCode find(Core *core, const char *name, Entry **ret, Answer *answer
 	LinkSession *session = link_get(core->link);
 	struct shmb_status_iter *iter;
 	const struct shmb_status *status;
+	uint64_t began = core_metrics_now();
 	Entry *entries = NULL;
 	int r;
 
@@ -89,6 +90,7 @@ static AnswerCode find(Core *core, const char *name, Entry **ret, Answer *answer
 		entries = entry;
 	}
 	shmb_status_iter_free(iter);
+	core_metrics_broker(core->metrics, began);
 	if (r) {
 		entries_free(entries);
 		return core_broker_refused(core, r, (Bytes){}, answer);
@@ -247,6 +249,7 @@ static AnswerCode adopt(Core *core, const Caller *caller, const char *name, int 
 		.flags = SHMB_REGION_OPT_KEEP,
 		.key = key,
 	};
+	uint64_t began = core_metrics_now();
 	struct shmb_region *region;
 	int r;
 
@@ -254,6 +257,7 @@ static AnswerCode adopt(Core *core, const Caller *caller, const char *name, int 
 		return core_unavailable(core, answer);
 	options.principal = principal_of(session, caller);
 	r = shmb_region_adopt(session->client, name, fd, offset, size, &options, &region);
+	core_metrics_broker(core->metrics, began);
 	if (r)
 		return core_broker_refused(core, r, BYTES(name), answer);
 	/* it is kept: this frees what the library has of it */
@@ -261,8 +265,8 @@ static AnswerCode adopt(Core *core, const Caller *caller, const char *name, int 
 	return ANSWER_OK;
 }
 
-AnswerCode core_system_register(Core *core, const Caller *caller, Bytes name, Bytes key, uint64_t offset,
-				uint64_t byte_size, Answer *answer) {
+static AnswerCode system_register(Core *core, const Caller *caller, Bytes name, Bytes key, uint64_t offset,
+				  uint64_t byte_size, Answer *answer) {
 	char text[CORE_NAME_MAX + 1], label[CORE_KEY_MAX + 1];
 	AnswerCode code = core_check_allowed(core, answer);
 	Bytes plain = {};
@@ -294,8 +298,8 @@ AnswerCode core_system_register(Core *core, const Caller *caller, Bytes name, By
 	return code;
 }
 
-AnswerCode core_cuda_register(Core *core, const Caller *caller, Bytes name, Bytes raw_handle, int64_t device_id,
-			      uint64_t byte_size, Answer *answer) {
+static AnswerCode cuda_register(Core *core, const Caller *caller, Bytes name, Bytes raw_handle, int64_t device_id,
+				uint64_t byte_size, Answer *answer) {
 	char text[CORE_NAME_MAX + 1];
 	AnswerCode code = core_check_allowed(core, answer);
 
@@ -366,8 +370,8 @@ static AnswerCode list_make(const Entry *entries, CoreKind kind, CoreRegionList 
 	return ANSWER_OK;
 }
 
-AnswerCode core_status(Core *core, const Caller *caller, CoreKind kind, Bytes name, CoreRegionList *ret,
-		       Answer *answer) {
+static AnswerCode region_status(Core *core, const Caller *caller, CoreKind kind, Bytes name, CoreRegionList *ret,
+				Answer *answer) {
 	char text[CORE_NAME_MAX + 1];
 	Entry *entries = NULL;
 	AnswerCode code;
@@ -422,11 +426,13 @@ static bool may_retire(const LinkSession *session, const Caller *caller, const E
 	return entry->door || (caller->is_unix && caller->uid == geteuid());
 }
 
-static int retire(LinkSession *session, uint32_t principal, const char *name) {
+static int retire(Core *core, LinkSession *session, uint32_t principal, const char *name) {
+	uint64_t began = core_metrics_now();
 	int result = 0, r;
 
 	r = principal ? shmb_client_unregister_as(session->client, principal, &name, 1, SHMB_RETIRE_LAZY, 0, &result)
 		      : shmb_client_unregister(session->client, &name, 1, SHMB_RETIRE_LAZY, 0, &result);
+	core_metrics_broker(core->metrics, began);
 	return r ? r : result;
 }
 
@@ -450,7 +456,7 @@ static AnswerCode deny(const Entry *entry, Answer *answer) {
 			  entry->door ? "belongs to another user" : "was registered natively, and is not the caller's");
 }
 
-AnswerCode core_unregister(Core *core, const Caller *caller, CoreKind kind, Bytes name, Answer *answer) {
+static AnswerCode region_unregister(Core *core, const Caller *caller, CoreKind kind, Bytes name, Answer *answer) {
 	char text[CORE_NAME_MAX + 1];
 	AnswerCode code = core_check_allowed(core, answer);
 	LinkSession *session;
@@ -466,7 +472,7 @@ AnswerCode core_unregister(Core *core, const Caller *caller, CoreKind kind, Byte
 		return code;
 	session = link_get(core->link);
 	if (entry && entry->kind == kind && session) {
-		r = may_retire(session, caller, entry, &principal) ? retire(session, principal, text)
+		r = may_retire(session, caller, entry, &principal) ? retire(core, session, principal, text)
 								   : SHMB_E_PERMISSION;
 		if (r == SHMB_E_PERMISSION)
 			code = deny(entry, answer);
@@ -477,7 +483,7 @@ AnswerCode core_unregister(Core *core, const Caller *caller, CoreKind kind, Byte
 	return code;
 }
 
-AnswerCode core_unregister_all(Core *core, const Caller *caller, CoreKind kind, Answer *answer) {
+static AnswerCode region_unregister_all(Core *core, const Caller *caller, CoreKind kind, Answer *answer) {
 	AnswerCode code = core_check_allowed(core, answer);
 	LinkSession *session;
 	char *failed = NULL;
@@ -502,7 +508,7 @@ AnswerCode core_unregister_all(Core *core, const Caller *caller, CoreKind kind, 
 		/* what is another user's is not meant */
 		if (!may_retire(session, caller, entry, &principal))
 			continue;
-		r = retire(session, principal, entry->name);
+		r = retire(core, session, principal, entry->name);
 		if (is_retired(r) || (r == SHMB_E_PERMISSION && !caller->admin))
 			continue;
 		if (link_lost(core->link, r)) {
@@ -519,4 +525,36 @@ AnswerCode core_unregister_all(Core *core, const Caller *caller, CoreKind kind, 
 	free(failed);
 	entries_free(entries);
 	return code;
+}
+
+/* ---- what the doors call, counted ---- */
+
+#define OPERATION(_kind, _what) ((_kind) == CORE_SYSTEM ? CORE_OPERATION_SYSTEM_##_what : CORE_OPERATION_CUDA_##_what)
+
+AnswerCode core_system_register(Core *core, const Caller *caller, Bytes name, Bytes key, uint64_t offset,
+				uint64_t byte_size, Answer *answer) {
+	return core_metrics_call(core->metrics, CORE_OPERATION_SYSTEM_REGISTER, caller,
+				 system_register(core, caller, name, key, offset, byte_size, answer));
+}
+
+AnswerCode core_cuda_register(Core *core, const Caller *caller, Bytes name, Bytes raw_handle, int64_t device_id,
+			      uint64_t byte_size, Answer *answer) {
+	return core_metrics_call(core->metrics, CORE_OPERATION_CUDA_REGISTER, caller,
+				 cuda_register(core, caller, name, raw_handle, device_id, byte_size, answer));
+}
+
+AnswerCode core_status(Core *core, const Caller *caller, CoreKind kind, Bytes name, CoreRegionList *ret,
+		       Answer *answer) {
+	return core_metrics_call(core->metrics, OPERATION(kind, STATUS), caller,
+				 region_status(core, caller, kind, name, ret, answer));
+}
+
+AnswerCode core_unregister(Core *core, const Caller *caller, CoreKind kind, Bytes name, Answer *answer) {
+	return core_metrics_call(core->metrics, OPERATION(kind, UNREGISTER), caller,
+				 region_unregister(core, caller, kind, name, answer));
+}
+
+AnswerCode core_unregister_all(Core *core, const Caller *caller, CoreKind kind, Answer *answer) {
+	return core_metrics_call(core->metrics, OPERATION(kind, UNREGISTER_ALL), caller,
+				 region_unregister_all(core, caller, kind, answer));
 }

@@ -12,11 +12,14 @@ bool core_live(const Core *core) {
 
 bool core_ready(Core *core) {
 	LinkSession *session = link_get(core->link);
+	uint64_t began;
 	int r;
 
 	if (!session)
 		return false;
+	began = core_metrics_now();
 	r = shmb_client_ping(session->client, NULL);
+	core_metrics_broker(core->metrics, began);
 	(void)link_lost(core->link, r);
 	return r == 0;
 }

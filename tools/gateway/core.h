@@ -21,6 +21,7 @@
 
 #include "access.h"
 #include "answer.h"
+#include "core-metrics.h"
 #include "key.h"
 #include "link.h"
 
@@ -44,6 +45,7 @@ typedef struct Bytes {
 typedef struct Core {
 	Link *link;		 /* borrowed */
 	KeyOpener *opener;	 /* borrowed */
+	CoreMetrics *metrics;	 /* borrowed; NULL counts nothing */
 	const char *server_name; /* borrowed */
 	bool allow_client_shm;
 	struct Models *models; /* borrowed; NULL: there are none */

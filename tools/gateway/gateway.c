@@ -70,6 +70,9 @@ static int gateway_listen(Gateway *gateway) {
 	set->beyond_loopback = access_has_tokens(gateway->access);
 	if (options->allow_http)
 		r = listen_door(set, "http", options->http_address, options->http_port, options->http_socket);
+	if (!r && options->allow_metrics)
+		r = listen_door(set, "metrics", options->metrics_address, options->metrics_port,
+				options->metrics_socket);
 	if (!r && options->allow_grpc)
 		r = listen_door(set, "grpc", options->grpc_address, options->grpc_port, options->grpc_socket);
 	return r;
@@ -116,16 +119,19 @@ int gateway_init(Gateway *gateway, const Options *options) {
 	gateway->core = (Core){
 		.link = gateway->link,
 		.opener = gateway->opener,
+		.metrics = &gateway->counted,
 		.server_name = options->id,
 		.allow_client_shm = options->allow_client_shm,
 		.models = gateway->models,
 	};
 	if (options->allow_http)
 		r = http_new(&gateway->http, gateway->base, options, gateway->access, &gateway->core, &gateway->budget,
-			     &gateway->listening);
+			     &gateway->listening, "http", NULL, NULL);
 	if (!r && options->allow_grpc)
 		r = grpc_new(&gateway->grpc, gateway->base, options, gateway->access, &gateway->core, &gateway->budget,
 			     &gateway->listening);
+	if (!r && options->allow_metrics)
+		r = metrics_new(&gateway->metrics, gateway);
 	if (!r && options->ports_file[0])
 		r = listen_write_ports(&gateway->listening, options->ports_file);
 	return r;
@@ -137,6 +143,7 @@ int gateway_run(Gateway *gateway) {
 
 void gateway_deinit(Gateway *gateway) {
 	models_stop(gateway->models);
+	metrics_free(gateway->metrics);
 	grpc_free(gateway->grpc);
 	http_free(gateway->http);
 	models_free(gateway->models);

@@ -17,13 +17,14 @@
 #include "key.h"
 #include "link.h"
 #include "listen.h"
+#include "metrics.h"
 #include "models.h"
 #include "options.h"
 
 /* how long a stop waits for what is under way */
 #define GATEWAY_DRAIN_SECONDS 5
 
-typedef struct Gateway {
+struct Gateway {
 	const Options *options; /* borrowed */
 	KeyOpener *opener;
 	Access *access;
@@ -31,15 +32,17 @@ typedef struct Gateway {
 	struct event_base *base;
 	Link *link;
 	Models *models; /* NULL: none */
+	CoreMetrics counted;
 	Core core;
 	Budget budget;
 	Http *http;
 	Grpc *grpc;
+	Metrics *metrics;
 	struct event *signals[2];
 	struct event *drained; /* the end of the drain */
 	uint32_t n_draining;   /* doors that have requests yet */
 	bool stopping;
-} Gateway;
+};
 
 /* Binds everything, connects, and writes the ports file. {} before. 0 or a negative errno, logged. */
 int gateway_init(Gateway *gateway, const Options *options);

@@ -44,6 +44,8 @@ struct Http {
 	const Access *access;
 	Core *core;
 	Budget *budget;
+	HttpRoute *const *routes; /* NULL at the end */
+	void *userdata;		  /* of the routes */
 	struct HttpConnections connections;
 	uint32_t n_connections;
 	uint32_t n_listeners;

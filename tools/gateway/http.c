@@ -12,6 +12,7 @@ static HttpRoute *const routes[] = {
 	http_server_route,
 	http_shm_route,
 	http_models_route,
+	NULL,
 };
 
 void http_route(HttpRequest *request) {
@@ -20,8 +21,8 @@ void http_route(HttpRequest *request) {
 				 "the path has too many parts, or a % that no two hexadecimal digits follow");
 		return;
 	}
-	for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++) {
-		if (routes[i](request))
+	for (HttpRoute *const *route = request->http->routes; *route; route++) {
+		if ((*route)(request))
 			return;
 	}
 	http_reply_error(request, 404, "Not Found");
@@ -133,13 +134,22 @@ void http_connection_gone(Http *http) {
 }
 
 int http_new(Http **ret, struct event_base *base, const Options *options, const Access *access, Core *core,
-	     Budget *budget, const ListenSet *listening) {
+	     Budget *budget, const ListenSet *listening, const char *door, HttpRoute *const *door_routes,
+	     void *userdata) {
 	Http *http;
 
 	http = calloc(1, sizeof(*http));
 	if (!http)
 		return -ENOMEM;
-	*http = (Http){ .base = base, .options = options, .access = access, .core = core, .budget = budget };
+	*http = (Http){
+		.base = base,
+		.options = options,
+		.access = access,
+		.core = core,
+		.budget = budget,
+		.routes = door_routes ?: routes,
+		.userdata = userdata,
+	};
 	TAILQ_INIT(&http->connections);
 	http->retry = evtimer_new(base, on_retry, http);
 	if (!http->retry) {
@@ -149,7 +159,7 @@ int http_new(Http **ret, struct event_base *base, const Options *options, const 
 	for (size_t i = 0; i < listening->n; i++) {
 		struct evconnlistener *listener;
 
-		if (strcmp(listening->sockets[i].door, "http") != 0)
+		if (strcmp(listening->sockets[i].door, door) != 0)
 			continue;
 		listener =
 			evconnlistener_new(base, on_accept, http, LEV_OPT_CLOSE_ON_EXEC, 0, listening->sockets[i].fd);
@@ -198,6 +208,10 @@ Http *http_free(Http *http) {
 	event_free(http->retry);
 	free(http);
 	return NULL;
+}
+
+void *http_userdata(const Http *http) {
+	return http->userdata;
 }
 
 uint32_t http_n_connections(const Http *http) {

@@ -59,8 +59,13 @@ typedef struct HttpRequest {
  */
 typedef bool HttpRoute(HttpRequest *request);
 
+/*
+ * Serves at the sockets of @listening that are of @door, "http" or "metrics". @routes, NULL at the end, are borrowed, as is
+ * @userdata, which is theirs; @routes NULL is Triton's door.
+ */
 int http_new(Http **ret, struct event_base *base, const Options *options, const Access *access, Core *core,
-	     Budget *budget, const ListenSet *listening);
+	     Budget *budget, const ListenSet *listening, const char *door, HttpRoute *const *routes, void *userdata);
+void *http_userdata(const Http *http);
 /* Accepts no more, and closes each connection when it has no request; @done once there is none. */
 void http_stop(Http *http, void (*done)(void *userdata), void *userdata);
 /* Closes everything. Requests that were not answered must be forgotten: they are freed. NULL is fine. */

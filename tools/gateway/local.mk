@@ -10,6 +10,8 @@ gateway_sources = \
 	tools/gateway/access.h \
 	tools/gateway/answer.c \
 	tools/gateway/answer.h \
+	tools/gateway/core-metrics.c \
+	tools/gateway/core-metrics.h \
 	tools/gateway/core-region.c \
 	tools/gateway/core.c \
 	tools/gateway/core.h \
@@ -41,6 +43,8 @@ gateway_sources = \
 	tools/gateway/log.c \
 	tools/gateway/log.h \
 	tools/gateway/main.c \
+	tools/gateway/metrics.c \
+	tools/gateway/metrics.h \
 	tools/gateway/options.c \
 	tools/gateway/options.def \
 	tools/gateway/options.h \

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <time.h>
+
+#include "core-metrics.h"
+
+static const uint32_t bounds[] = {
+#define B(_us) _us,
+	CORE_BUCKETS(B)
+#undef B
+};
+
+uint64_t core_metrics_now(void) {
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+AnswerCode core_metrics_call(CoreMetrics *metrics, CoreOperation operation, const Caller *caller, AnswerCode code) {
+	if (metrics)
+		metrics->calls[operation][caller->transport][code]++;
+	return code;
+}
+
+void core_metrics_broker(CoreMetrics *metrics, uint64_t began) {
+	uint64_t ns = core_metrics_now() - began;
+	uint32_t i = 0;
+
+	if (!metrics)
+		return;
+	while (i < CORE_BUCKETS_N && ns > (uint64_t)bounds[i] * 1000)
+		i++;
+	metrics->broker_calls[i]++;
+	metrics->broker_ns += ns;
+}
+
+uint32_t core_metrics_bound(uint32_t i) {
+	return bounds[i];
+}
