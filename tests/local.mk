@@ -65,6 +65,7 @@ EXTRA_DIST += $(gateway_files)
 
 python_files = \
 	tests/python/conftest.py \
+	tests/python/members.py \
 	tests/python/requirements.txt \
 	tests/python/stubtest-allowlist \
 	tests/python/test_api.py \
@@ -74,6 +75,7 @@ python_files = \
 	tests/python/test_lifetime.py \
 	tests/python/test_model.py \
 	tests/python/test_pool.py \
+	tests/python/test_pool_model.py \
 	tests/python/test_triton_faults.py \
 	tests/python/test_triton_shared_memory.py \
 	tests/python/test_zero_copy.py

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owners that register, retire and are killed, and a consumer with leases, against a small model of them."""
+"""Owners that register, retire and are killed, and consumers with leases of which one is killed, too, against a small model
+of them.
+"""
 
 import os
 import subprocess
@@ -36,11 +38,26 @@ for line in sys.stdin:
 """
 
 
-class Owner:
-    """A process that owns regions."""
+# its leases are only ever dropped by its end
+CONSUMER = """
+import sys
+import shmbroker
+broker, leases = shmbroker.connect(), []
+print("ready", flush=True)
+for name in sys.stdin:
+    try:
+        leases.append(broker.get_memory_info(name.strip()))
+        print(memoryview(leases[-1])[0], flush=True)
+    except shmbroker.Error as error:
+        print(error.name, flush=True)
+"""
 
-    def __init__(self, socket):
-        self.process = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+
+class Other:
+    """Another process."""
+
+    def __init__(self, program, socket):
+        self.process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True, env={**os.environ, "SHMBROKER_SOCKET": socket})
         assert self.process.stdout.readline() == "ready\n"
 
@@ -54,17 +71,20 @@ class Owner:
 
 
 class Model(RuleBasedStateMachine):
-    """names: what is registered, as (owner, fill); leases: what is held, with the bytes that it must show."""
+    """names: what is registered, as (owner, fill); leases: what is held, with the bytes that it must show, and whether it was
+    revoked; elsewhere: fill and whether it was revoked of what the other consumer holds.
+    """
 
     def __init__(self):
         super().__init__()
-        self.names, self.leases, self.fill = {}, [], 0
+        self.names, self.leases, self.elsewhere, self.fill = {}, [], [], 0
 
     @initialize()
     def begin(self):
         self.place = tempfile.TemporaryDirectory(prefix="shmb")
         self.daemon = Daemon(self.place.name)
-        self.owners = [Owner(self.daemon.socket) for _ in range(2)]
+        self.owners = [Other(OWNER, self.daemon.socket) for _ in range(2)]
+        self.consumer = Other(CONSUMER, self.daemon.socket)
         self.broker = shmbroker.connect(self.daemon.socket)
 
     @rule(owner=OWNERS, name=NAMES)
@@ -82,9 +102,9 @@ class Model(RuleBasedStateMachine):
         owner, fill = self.names.pop(name)
         assert self.owners[owner].do("retire", name, mode) == "done"
         if mode == "force":
-            for held in self.leases:
-                if held[1] == fill:
-                    held[2] = True
+            for held in self.leases + self.elsewhere:
+                if held[-2] == fill:
+                    held[-1] = True
 
     @rule(name=NAMES, offset=st.sampled_from([0, 1, 4095]), handle=st.booleans())
     def acquire(self, name, offset, handle):
@@ -99,6 +119,23 @@ class Model(RuleBasedStateMachine):
         _, fill = self.names[name]
         assert lease.nbytes == SIZE - offset
         self.leases.append([lease, fill, False])
+
+    @rule(name=NAMES)
+    def acquire_elsewhere(self, name):
+        got = self.consumer.do(name)
+        if name not in self.names:
+            assert got == "NOT_FOUND"
+            return
+        _, fill = self.names[name]
+        assert got == str(fill)
+        self.elsewhere.append([fill, False])
+
+    @rule()
+    def crash_of_the_consumer(self):
+        self.consumer.kill()
+        self.elsewhere.clear()
+        until(lambda: self.counted() == self.expected(), "the leases of the dead process")
+        self.consumer = Other(CONSUMER, self.daemon.socket)
 
     @rule(name=NAMES)
     def out_of_bounds(self, name):
@@ -136,19 +173,23 @@ class Model(RuleBasedStateMachine):
         self.owners[owner].kill()
         self.names = {name: of for name, of in self.names.items() if of[0] != owner}
         until(lambda: self.active() == set(self.names), "the broker has noticed")
-        self.owners[owner] = Owner(self.daemon.socket)
+        self.owners[owner] = Other(OWNER, self.daemon.socket)
 
     def active(self):
         return {entry.name for entry in self.broker.status(states=[shmbroker.RegionState.ACTIVE])}
+
+    def counted(self):
+        """Leases that the broker knows of, on what was not revoked."""
+        return sum(entry.leases for entry in self.broker.status() if entry.state != shmbroker.RegionState.REVOKED)
+
+    def expected(self):
+        return sum(not held[-1] for held in self.leases + self.elsewhere)
 
     @invariant()
     def the_broker_agrees(self):
         if hasattr(self, "broker"):
             assert self.active() == set(self.names)
-            held = sum(1 for entry in self.leases if not entry[2])
-            counted = sum(entry.leases for entry in self.broker.status()
-                          if entry.state != shmbroker.RegionState.REVOKED)
-            assert counted == held
+            assert self.counted() == self.expected()
             for lease, fill, _ in self.leases:
                 assert memoryview(lease)[0] == fill and memoryview(lease)[-1] == fill
 
@@ -158,8 +199,8 @@ class Model(RuleBasedStateMachine):
         try:
             self.leases.clear()
             self.broker.close()
-            for owner in self.owners:
-                owner.kill()
+            for other in (*self.owners, self.consumer):
+                other.kill()
             self.daemon.finish()
         finally:
             self.daemon.process.kill()

@@ -3,58 +3,17 @@
 
 import asyncio
 import gc
-import subprocess
-import sys
 import threading
 
 import numpy
 import pytest
 from conftest import until
+from members import Member
 
 import shmbroker
 from shmbroker import RegionState
 
 BLOCK = 1000
-
-# a process that has the pool p open, and does what it is told
-MEMBER = """
-import sys
-import shmbroker
-broker = shmbroker.connect()
-pool, blocks = broker.open_pool("p"), []
-for line in sys.stdin:
-    verb, *words = line.split()
-    try:
-        if verb == "acquire":
-            blocks.append(pool.acquire(float(words[0])))
-            blocks[-1].numpy()[:] = int(words[1])
-            print(blocks[-1].offset, blocks[-1].generation, flush=True)
-        elif verb == "give":
-            print(*blocks.pop(0).give(), flush=True)
-        elif verb == "take":
-            blocks.append(pool.take(*map(int, words)))
-            print(blocks[-1].numpy()[0], flush=True)
-        else:
-            print(blocks.pop(0).release(), flush=True)
-    except shmbroker.Error as error:
-        print(error.name, flush=True)
-"""
-
-
-class Member:
-    """Another process."""
-
-    def __init__(self):
-        self.process = subprocess.Popen([sys.executable, "-c", MEMBER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True)
-
-    def do(self, *words):
-        print(*words, file=self.process.stdin, flush=True)
-        return self.process.stdout.readline().split()
-
-    def kill(self):
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture
@@ -187,7 +146,7 @@ def test_with_releases_when_its_body_raises(pool):
 
 
 def test_foreign_releases_are_refused(pool, member):
-    offset, generation = map(int, member.do("acquire", 0, 7))
+    index, offset, generation = member.do("acquire", 0, 7)
     found = pool.find(offset + 10, 20)
     assert (found.offset, found.generation, found.held) == (offset, generation, False)
     assert found.numpy()[0] == 7
@@ -201,7 +160,7 @@ def test_foreign_releases_are_refused(pool, member):
     with pool.find(offset, 1):
         pass
     del found
-    assert member.do("release") == ["True"] and pool.free_count == 4
+    assert member.do("release", index) == (True, 4)
     with pytest.raises(shmbroker.Stale):
         pool.find(offset, 1)
 
@@ -225,13 +184,13 @@ def test_a_block_is_handed_over(pool, member):
     assert not block.held and block.address is None
     with pytest.raises(ValueError, match="given back"):
         block.numpy()
-    assert member.do("take", offset, generation) == ["5"]
-    assert member.do("take", offset, generation) == ["STALE"]
+    assert member.do("take", offset, generation) == (block.index, generation + 1, 5)
+    assert member.do("take", offset, generation) == "STALE"
     with pytest.raises(shmbroker.Stale):
         block.release()
     with pytest.raises(shmbroker.Stale):
         block.release()
-    assert member.do("release") == ["True"] and pool.free_count == 4
+    assert member.do("release", block.index) == (True, 4)
 
 
 def test_what_was_given_can_be_taken_back(pool, member):
@@ -239,7 +198,7 @@ def test_what_was_given_can_be_taken_back(pool, member):
     message = block.give()
     assert block.give() == message
     assert block.release()
-    assert member.do("take", *message) == ["STALE"] and pool.free_count == 4
+    assert member.do("take", *message) == "STALE" and pool.free_count == 4
 
 
 def test_what_somebody_looks_at_is_not_given(pool):
