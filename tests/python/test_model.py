@@ -210,5 +210,5 @@ class Model(RuleBasedStateMachine):
 
 def test_model():
     run_state_machine_as_test(Model, settings=settings(
-        max_examples=20, stateful_step_count=30, deadline=None, derandomize=True, database=None,
+        max_examples=15, stateful_step_count=30, deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck)))
