@@ -152,5 +152,7 @@ EXTRA_DIST += \
 	$(python_types) \
 	libbroker/python/README.md \
 	libbroker/python/bench/lease.py \
+	libbroker/python/bench/pool.py \
+	libbroker/python/bench/rounds.py \
 	libbroker/python/pyproject.toml \
 	libbroker/python/setup.py

@@ -70,6 +70,7 @@ python_files = \
 	tests/python/stubtest-allowlist \
 	tests/python/test_api.py \
 	tests/python/test_asyncio.py \
+	tests/python/test_bench.py \
 	tests/python/test_errors.py \
 	tests/python/test_examples.py \
 	tests/python/test_lifetime.py \
