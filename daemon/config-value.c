@@ -281,6 +281,16 @@ void reservation_list_clear(ReservationList *list) {
 
 /* ---- paths ---- */
 
+int config_value_text(const char *text, char **field) {
+	char *copy = strdup(text);
+
+	if (!copy)
+		return -ENOMEM;
+	free(*field);
+	*field = copy;
+	return 0;
+}
+
 int config_value_path(const char *text, StringList *list, char *why) {
 	_cleanup_(freep) char *path = NULL;
 	char **grown;

@@ -25,6 +25,8 @@ int config_value_word(const char *text, const char *const *words, size_t n_words
 /* a group by name or number; CONFIG_NO_ID for the empty text */
 int config_value_group(const char *text, uint32_t *ret, char *why);
 
+/* any text; takes the place of @field's, which is freed. Returns 0 or -ENOMEM. */
+int config_value_text(const char *text, char **field);
 /* an absolute path that fits into a socket's address */
 int config_value_path(const char *text, StringList *list, char *why);
 /* users and @groups, by name or number, separated by blanks or commas */

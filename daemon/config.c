@@ -36,6 +36,7 @@ typedef enum OptionType {
 	TYPE_SPIN,
 	TYPE_UNSEALED,
 	TYPE_CUDA,
+	TYPE_TEXT,
 	TYPE_PATHS,
 	TYPE_IDS,
 	TYPE_RESERVE,
@@ -164,6 +165,8 @@ static int store(const Option *option, Config *config, const char *text, char *w
 		if (!r)
 			*(int *)field = (int)word;
 		return r;
+	case TYPE_TEXT:
+		return config_value_text(text, field);
 	case TYPE_PATHS:
 		if (*text)
 			return config_value_path(text, field, why);
@@ -496,6 +499,8 @@ Config *config_free(Config *config) {
 
 		if (options[i].type == TYPE_PATHS)
 			string_list_clear(field);
+		else if (options[i].type == TYPE_TEXT)
+			free(*(char **)field);
 		else if (options[i].type == TYPE_IDS)
 			id_list_clear(field);
 		else if (options[i].type == TYPE_RESERVE)

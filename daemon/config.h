@@ -69,6 +69,7 @@ typedef struct ReservationList {
 #define CONFIG_TYPE_SPIN int	   /* SPIN_AUTO, SPIN_NO, SPIN_YES */
 #define CONFIG_TYPE_UNSEALED bool  /* accept? */
 #define CONFIG_TYPE_CUDA int	   /* CUDA_AUTO, ... of cuda.h */
+#define CONFIG_TYPE_TEXT char *	   /* never NULL, may be empty */
 #define CONFIG_TYPE_PATHS StringList
 #define CONFIG_TYPE_IDS IdList
 #define CONFIG_TYPE_RESERVE ReservationList

@@ -17,8 +17,16 @@ daemon_sources = \
 	daemon/config-value.h \
 	daemon/config.c \
 	daemon/config.h \
+	daemon/cuda/cause.c \
+	daemon/cuda/cause.h \
+	daemon/cuda/causes.def \
 	daemon/cuda/cuda.c \
 	daemon/cuda/cuda.h \
+	daemon/cuda/gpu.c \
+	daemon/cuda/gpu.h \
+	daemon/cuda/helper.h \
+	daemon/cuda/process.c \
+	daemon/cuda/process.h \
 	daemon/dispatch-consumer.c \
 	daemon/dispatch-hello.c \
 	daemon/dispatch-owner.c \

@@ -18,8 +18,19 @@ wire_sources = \
 	libbroker/wire/name.h \
 	libbroker/wire/protocol.c \
 	libbroker/wire/protocol.h \
-	libbroker/wire/range.h
+	libbroker/wire/range.h \
+	libbroker/wire/uuid.c \
+	libbroker/wire/uuid.h
 libwire_la_SOURCES = $(wire_sources)
+
+# the GPU's driver as it is found at run time, for whatever may load it: the daemon may not
+if WITH_CUDA
+noinst_LTLIBRARIES += libcudadriver.la
+libcudadriver_la_SOURCES = \
+	libbroker/wire/cuda-driver.c \
+	libbroker/wire/cuda-driver.def \
+	libbroker/wire/cuda-driver.h
+endif
 
 # the library's objects, for the library itself and for unit tests that look inside
 noinst_LTLIBRARIES += libclient.la

@@ -22,6 +22,7 @@ system_files = \
 	tests/system/calls.py \
 	tests/system/conftest.py \
 	tests/system/fuse.py \
+	tests/system/gpus.py \
 	tests/system/holder.py \
 	tests/system/programs.py \
 	tests/system/protocol_client.py \
@@ -31,7 +32,9 @@ system_files = \
 	tests/system/test_bench.py \
 	tests/system/test_call_timeout.py \
 	tests/system/test_client.py \
+	tests/system/test_cuda_helper.py \
 	tests/system/test_cuda_relay.py \
+	tests/system/test_cuda_validate.py \
 	tests/system/test_ctl.py \
 	tests/system/test_dlopen.py \
 	tests/system/test_examples.py \

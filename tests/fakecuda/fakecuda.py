@@ -57,7 +57,7 @@ class Fake:
 
     def __init__(self, kind="", **settings):
         self.path = pathlib.Path(tempfile.mkdtemp(prefix="shmb"))
-        self.path.chmod(0o1777)
+        self.path.chmod(0o777)
         (self.path / "lib").mkdir()
         # where users reach it who do not reach the build directory
         self.library = self.path / "lib/libcuda.so.1"
@@ -116,6 +116,16 @@ class Fake:
         left["handle"] = (good["cuMemCreate"] + good["cuMemImportFromShareableHandle"] + good["cuMemRetainAllocationHandle"]
                           - good["cuMemRelease"])
         return {kind: count for kind, count in left.items() if count}
+
+    def used(self, device=0):
+        """Bytes of a GPU that living processes have allocated or imported, contexts included; see state.h."""
+        helper = GpuProcess(self)
+        try:
+            helper.start(device)
+            total = self.settings.get("TOTAL_BYTES", 8 << 30)
+            return int(total) - helper.free_bytes() - int(self.settings.get("CTX_BYTES", 300 << 20))
+        finally:
+            helper.kill()
 
     def close(self):
         shutil.rmtree(self.path, ignore_errors=True)

@@ -223,7 +223,7 @@ CUresult fake_end(FakeCall *call, const char *format, ...) {
 		n = (int)sizeof(line) - 2;
 	line[n++] = '\n';
 	(void)snprintf(path, sizeof(path), "%s/log", directory());
-	fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_CREAT, 0666);
+	fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
 	if (fd >= 0) {
 		(void)!write(fd, line, (size_t)n);
 		(void)close(fd);

@@ -315,14 +315,19 @@ class Peer:
         if hello:
             self.session = self.hello(**how)["session"]
 
-    @staticmethod
-    def _serve(path, uid, channel):
+    client = PeerClient
+
+    def prepare(self, uid):
+        """Makes the process what it is to be, before it has a client."""
+        become(uid)
+
+    def _serve(self, path, uid, channel):
         keep = channel.fileno()
         os.closerange(3, keep)
         os.closerange(keep + 1, 4096)
-        become(uid)
+        self.prepare(uid)
         client = []
-        answer(channel, lambda: client.append(PeerClient(path)))
+        answer(channel, lambda: client.append(self.client(path)))
         while True:
             try:
                 method, args, how = receive_object(channel)
@@ -359,8 +364,9 @@ class Peer:
 class Broker:
     """shmbrokerd under its own uid, with a socket that everybody reaches."""
 
-    def __init__(self, directory, loop, config="", nofile=None, access=True, denied=()):
+    def __init__(self, directory, loop, config="", nofile=None, access=True, denied=(), environment=None):
         self.loop, self.peers, self.finished = loop, [], False
+        self.environment = {**os.environ, **(environment or {})}
         directory.chmod(0o755)
         if ROOT:
             os.chown(directory, BROKER, BROKER)
@@ -396,7 +402,7 @@ class Broker:
         """Starts the program; @prepare runs in its process before."""
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([BUILD / "shmbrokerd", *self.arguments], stdin=subprocess.DEVNULL, stdout=log,
-                                            stderr=log, preexec_fn=prepare, cwd="/")
+                                            stderr=log, preexec_fn=prepare, cwd="/", env=self.environment)
 
     @property
     def pid(self):

@@ -26,7 +26,7 @@ class LastingBroker(Broker):
         shutil.copy(BUILD / "shmbrokerd", self.program)
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([self.program, "--supervise", *self.arguments], stdin=subprocess.DEVNULL,
-                                            stdout=log, stderr=log, preexec_fn=prepare, cwd="/")
+                                            stdout=log, stderr=log, env=self.environment, preexec_fn=prepare, cwd="/")
 
     def _children(self):
         main = self.process.pid

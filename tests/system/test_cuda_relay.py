@@ -110,7 +110,7 @@ def test_a_handle_of_another_length_is_malformed(start, handle):
         broker.peer(OWNER).give_cuda("x", handle=handle)
 
 
-@pytest.mark.parametrize("mode,text", [("off", "mode = off"), ("auto", "System memory still works")])
+@pytest.mark.parametrize("mode,text", [("off", "mode = off"), ("auto", "system memory still works")])
 def test_where_no_gpu_memory_is_wanted(start, mode, text):
     broker = start(config=f"[cuda]\nmode = {mode}\n")
     owner = broker.peer(OWNER)

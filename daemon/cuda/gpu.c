@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "cuda/gpu.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "log.h"
+
+static void gpu_pump(Gpu *gpu);
+
+static void gpu_arm_idle(Gpu *gpu) {
+	Loop *loop = gpu->cuda->loop;
+
+	if (gpu->process && !gpu->process->n_holds)
+		loop_timer_set(loop, &gpu->idle, loop_now(loop) + gpu->cuda->config->cuda_helper_idle_ns);
+}
+
+/* ---- answers ---- */
+
+static void check_finish(CudaCheck *check, int result) {
+	list_remove(&check->link);
+	loop_timer_unlink(&check->timer);
+	check->cuda = NULL;
+	check->helper = NULL;
+	check->on_done(check, result);
+}
+
+static bool is_busy(const Gpu *gpu) {
+	return gpu->serial || gpu->in_start;
+}
+
+/* answers all that waits; whoever is asked may ask again, and is not answered here */
+static void gpu_refuse_all(Gpu *gpu, int result, const char *why) {
+	List queue;
+
+	list_init(&queue);
+	for (ListLink *link; (link = list_first(&gpu->queue));) {
+		list_remove(link);
+		list_append(&queue, link);
+	}
+	for (ListLink *link; (link = list_first(&queue));) {
+		CudaCheck *check = container_of(link, CudaCheck, link);
+
+		(void)snprintf(check->why, WIRE_TEXT_MAX, "%s", why);
+		check_finish(check, result);
+	}
+}
+
+/* what the helper works on gets this answer, unless it was cancelled */
+static void gpu_answer(Gpu *gpu, int result, const char *why) {
+	CudaCheck *check = gpu->current;
+
+	gpu->current = NULL;
+	gpu->serial = 0;
+	loop_timer_unlink(&gpu->deadline);
+	if (!check)
+		return;
+	(void)snprintf(check->why, WIRE_TEXT_MAX, "%s", why);
+	check_finish(check, result);
+}
+
+static void gpu_note_failure(Gpu *gpu, const char *what) {
+	gpu->failures[gpu->next_failure++ % GPU_FAILURES_MAX] = loop_now(gpu->cuda->loop);
+	(void)snprintf(gpu->last_failure, sizeof(gpu->last_failure), "%s", what);
+}
+
+/* nanoseconds until a helper may be started again, 0 for at once */
+static uint64_t gpu_must_rest(const Gpu *gpu) {
+	uint64_t oldest = gpu->failures[gpu->next_failure % GPU_FAILURES_MAX];
+	uint64_t now = loop_now(gpu->cuda->loop);
+
+	return oldest && now - oldest < GPU_FAILURES_NS ? GPU_FAILURES_NS - (now - oldest) : 0;
+}
+
+/* ---- helpers ---- */
+
+static void gpu_arm(Gpu *gpu, uint64_t ns) {
+	Loop *loop = gpu->cuda->loop;
+
+	loop_timer_set(loop, &gpu->deadline, loop_now(loop) + ns);
+}
+
+/* the helper works no longer; it goes now, or when its holds have gone */
+static void gpu_part(Gpu *gpu) {
+	CudaProcess *process = gpu->process;
+
+	gpu->process = NULL;
+	gpu->in_start = false;
+	loop_timer_unlink(&gpu->idle);
+	if (!process)
+		return;
+	list_append(&gpu->others, &process->link);
+	if (!process->n_holds)
+		cuda_process_hang_up(process, gpu->cuda->config->cuda_operation_timeout_ns);
+}
+
+static void on_end(CudaProcess *process) {
+	Gpu *gpu = process->userdata;
+	bool was_working = process == gpu->process, was_starting = gpu->in_start;
+	char how[sizeof(process->how)], why[WIRE_TEXT_MAX];
+	int result;
+
+	memcpy(how, process->how, sizeof(how));
+	gpu->cuda->n_processes--;
+	if (was_working)
+		gpu->process = NULL;
+	cuda_process_free(process);
+	if (!was_working)
+		return;
+	gpu->n_users++;
+	gpu->in_start = false;
+	loop_timer_unlink(&gpu->idle);
+	loop_timer_unlink(&gpu->deadline);
+	gpu_note_failure(gpu, how);
+	log_write(LOG_CUDA_HELPER_ENDED, LOG_NO_UID, NULL, "shmbroker-cuda-helper %s", how);
+	result = cuda_cause_write(why, CUDA_CAUSE_DIED, NULL, how);
+	/* who waits for the start waits for nothing else, one after the other */
+	if (was_starting)
+		gpu_refuse_all(gpu, result, why);
+	else
+		gpu_answer(gpu, result, why);
+	gpu_pump(gpu);
+	gpu->n_users--;
+}
+
+/* what a helper found out about the machine spares the next ones the start */
+static void cuda_note_probe(Cuda *cuda, const HelperReply *reply) {
+	cuda->probe_ns = loop_now(cuda->loop);
+	/* of one GPU alone */
+	cuda->probe_cause = reply->cause == CUDA_CAUSE_NOT_VISIBLE ? 0 : reply->cause;
+	(void)snprintf(cuda->probe_text, sizeof(cuda->probe_text), "%s", reply->text);
+	cuda->n_devices = reply->n_devices;
+	memcpy(cuda->devices, reply->devices, sizeof(cuda->devices));
+}
+
+static void on_ready(Gpu *gpu, const HelperReply *reply) {
+	loop_timer_unlink(&gpu->deadline);
+	cuda_note_probe(gpu->cuda, reply);
+	if (!reply->cause) {
+		gpu->in_start = false;
+		gpu->process->is_ready = true;
+		log_write(LOG_CUDA_HELPER, LOG_NO_UID, NULL, "shmbroker-cuda-helper %d works: %s, %u GPUs are visible",
+			  (int)gpu->process->pid, reply->text, reply->n_devices);
+	} else {
+		log_write(LOG_CUDA_REFUSED, LOG_NO_UID, NULL, "GPU memory is refused: %s", reply->text);
+		gpu_part(gpu);
+		gpu_refuse_all(gpu, cuda_cause_code(reply->cause), reply->text);
+	}
+	gpu_pump(gpu);
+}
+
+static void on_answer(Gpu *gpu, CudaProcess *process, const HelperReply *reply) {
+	CudaCheck *check = gpu->current;
+	HelperRequest drop = { .magic = HELPER_MAGIC, .operation = HELPER_DROP, .serial = reply->serial };
+
+	if (reply->is_held && check) {
+		process->n_holds++;
+		check->hold = (uint64_t)process->number << GPU_NUMBER_SHIFT | reply->serial;
+	} else if (reply->is_held) {
+		(void)cuda_process_send(process, &drop, -EBADF);
+	}
+	if (check && !reply->cause) {
+		check->object_size = reply->object_size;
+		check->is_validated = true;
+	}
+	if (reply->is_last)
+		gpu_note_failure(gpu, "its context broke");
+	/* before the answer, after which more may be asked */
+	if (reply->is_last)
+		gpu_part(gpu);
+	gpu_answer(gpu, cuda_cause_code(reply->cause), reply->text);
+	gpu_pump(gpu);
+}
+
+static void on_reply(CudaProcess *process, const HelperReply *reply) {
+	Gpu *gpu = process->userdata;
+
+	if (process != gpu->process)
+		return;
+	gpu->n_users++;
+	/* a number of a cause that is none would be a success */
+	if (reply->cause && !cuda_cause_code(reply->cause))
+		cuda_process_kill(process);
+	else if (gpu->in_start && reply->kind == HELPER_READY)
+		on_ready(gpu, reply);
+	else if (gpu->serial && reply->kind == HELPER_ANSWER && reply->serial == gpu->serial)
+		on_answer(gpu, process, reply);
+	else
+		cuda_process_kill(process);
+	gpu->n_users--;
+}
+
+static void on_deadline(LoopTimer *timer) {
+	Gpu *gpu = container_of(timer, Gpu, deadline);
+	const Config *config = gpu->cuda->config;
+	bool was_starting = gpu->in_start;
+	uint64_t ns = was_starting ? config->cuda_start_timeout_ns : config->cuda_operation_timeout_ns;
+	CudaProcess *process = gpu->process;
+	char why[WIRE_TEXT_MAX];
+	int result;
+
+	gpu->n_users++;
+	gpu_note_failure(gpu, "did not answer");
+	log_write(LOG_CUDA_HELPER_ENDED, LOG_NO_UID, NULL,
+		  "shmbroker-cuda-helper %d did not answer within %" PRIu64 " ms and is killed", (int)process->pid,
+		  ns / 1000000);
+	/* its holds go with it */
+	process->n_holds = 0;
+	gpu_part(gpu);
+	cuda_process_kill(process);
+	result = cuda_cause_write(why, CUDA_CAUSE_TIMEOUT, NULL, (unsigned long long)(ns / 1000000));
+	if (was_starting)
+		gpu_refuse_all(gpu, result, why);
+	else
+		gpu_answer(gpu, result, why);
+	gpu_pump(gpu);
+	gpu->n_users--;
+}
+
+static void on_idle(LoopTimer *timer) {
+	Gpu *gpu = container_of(timer, Gpu, idle);
+
+	if (!is_busy(gpu) && list_is_empty(&gpu->queue) && gpu->process && !gpu->process->n_holds)
+		gpu_part(gpu);
+}
+
+/* Starts a helper; true when there is one, working or on its way. */
+static bool gpu_start(Gpu *gpu) {
+	Cuda *cuda = gpu->cuda;
+	uint64_t rest = gpu_must_rest(gpu);
+	char why[WIRE_TEXT_MAX];
+	int r, result;
+
+	if (gpu->process)
+		return true;
+	if (rest) {
+		result = cuda_cause_write(why, CUDA_CAUSE_BUSY, NULL, GPU_FAILURES_MAX, gpu->last_failure,
+					  (unsigned long long)(rest / 1000000000 + 1));
+		gpu_refuse_all(gpu, result, why);
+		return false;
+	}
+	r = cuda->n_processes < GPU_PROCESSES_MAX ? cuda_process_new(&gpu->process, cuda->loop, cuda->config, gpu->uuid)
+						  : -EAGAIN;
+	if (r) {
+		char what[256];
+
+		(void)snprintf(what, sizeof(what), "%.180s: %s", cuda_process_path(cuda->config), strerror(-r));
+		result = cuda_cause_write(why, CUDA_CAUSE_NO_HELPER, NULL, what);
+		gpu_refuse_all(gpu, result, why);
+		return false;
+	}
+	cuda->n_processes++;
+	gpu->process->userdata = gpu;
+	gpu->process->number = ++cuda->last_process & 0xffffff;
+	gpu->process->on_reply = on_reply;
+	gpu->process->on_end = on_end;
+	gpu->in_start = true;
+	gpu_arm(gpu, cuda->config->cuda_start_timeout_ns);
+	return true;
+}
+
+/* Must another process open this, because ours has the owner's pid? The namespace does not matter to the driver. */
+static bool is_clash(const Gpu *gpu, const CudaCheck *check) {
+	return check->kind == WIRE_KIND_CUDA_IPC && check->owner_pid && gpu->process &&
+	       check->owner_pid == (uint32_t)gpu->process->pid;
+}
+
+static void gpu_send(Gpu *gpu, CudaCheck *check) {
+	Cuda *cuda = gpu->cuda;
+	HelperRequest request = {
+		.magic = HELPER_MAGIC,
+		.operation = check->kind == WIRE_KIND_CUDA_IPC ? HELPER_CHECK_IPC : HELPER_CHECK_VMM,
+		.serial = ++cuda->last_serial & ((UINT64_C(1) << GPU_NUMBER_SHIFT) - 1),
+		.object_size = check->object_size,
+		.offset = check->offset,
+		.size = check->size,
+		.owner_pid = check->owner_pid,
+		.owner_uid = check->uid,
+		.keep = check->kind == WIRE_KIND_CUDA_IPC && cuda->config->cuda_mode == CUDA_HOLD,
+	};
+
+	memcpy(request.handle, check->handle, sizeof(request.handle));
+	list_remove(&check->link);
+	gpu->current = check;
+	gpu->serial = request.serial;
+	gpu_arm(gpu, cuda->config->cuda_operation_timeout_ns);
+	/* what cannot be sent is not answered: the deadline, or the end of the helper, tells */
+	(void)cuda_process_send(gpu->process, &request, check->kind == WIRE_KIND_CUDA_VMM ? check->fd : -EBADF);
+}
+
+/* goes on with what waits */
+static void gpu_pump(Gpu *gpu) {
+	ListLink *link = list_first(&gpu->queue);
+	CudaCheck *check;
+
+	if (is_busy(gpu))
+		return;
+	if (!link) {
+		gpu_arm_idle(gpu);
+		return;
+	}
+	loop_timer_unlink(&gpu->idle);
+	check = container_of(link, CudaCheck, link);
+	if (is_clash(gpu, check)) {
+		CudaProcess *old = gpu->process;
+
+		/* while it is there, its pid is not given to the new one */
+		gpu->process = NULL;
+		if (!gpu_start(gpu)) {
+			gpu->process = old;
+			return;
+		}
+		list_append(&gpu->others, &old->link);
+		if (!old->n_holds)
+			cuda_process_hang_up(old, gpu->cuda->config->cuda_operation_timeout_ns);
+		return;
+	}
+	if (!gpu_start(gpu) || gpu->in_start)
+		return;
+	gpu_send(gpu, check);
+}
+
+/* ---- for cuda.c ---- */
+
+static bool is_unused(const Gpu *gpu) {
+	return !gpu->n_users && !is_busy(gpu) && !gpu->process && list_is_empty(&gpu->others) &&
+	       list_is_empty(&gpu->queue);
+}
+
+Gpu *gpu_get(Cuda *cuda, const uint8_t uuid[16]) {
+	Gpu *gpu;
+
+	list_for_each (link, &cuda->gpus) {
+		gpu = container_of(link, Gpu, link);
+		if (!memcmp(gpu->uuid, uuid, sizeof(gpu->uuid)))
+			return gpu;
+	}
+	list_for_each (link, &cuda->gpus) {
+		gpu = container_of(link, Gpu, link);
+		if (cuda->n_gpus >= GPU_MAX && is_unused(gpu))
+			gpu_free(gpu);
+	}
+	gpu = cuda->n_gpus < GPU_MAX ? calloc(1, sizeof(*gpu)) : NULL;
+	if (!gpu)
+		return NULL;
+	gpu->cuda = cuda;
+	memcpy(gpu->uuid, uuid, sizeof(gpu->uuid));
+	list_init(&gpu->queue);
+	list_init(&gpu->others);
+	gpu->deadline.on_time = on_deadline;
+	gpu->idle.on_time = on_idle;
+	list_append(&cuda->gpus, &gpu->link);
+	cuda->n_gpus++;
+	return gpu;
+}
+
+Gpu *gpu_free(Gpu *gpu) {
+	if (!gpu)
+		return NULL;
+	for (ListLink *link; (link = list_first(&gpu->queue));) {
+		CudaCheck *check = container_of(link, CudaCheck, link);
+
+		list_remove(link);
+		check->cuda = NULL;
+	}
+	if (gpu->current)
+		gpu->current->cuda = NULL;
+	cuda_process_free(gpu->process);
+	for (ListLink *link; (link = list_first(&gpu->others));)
+		cuda_process_free(container_of(link, CudaProcess, link));
+	loop_timer_unlink(&gpu->deadline);
+	loop_timer_unlink(&gpu->idle);
+	list_remove(&gpu->link);
+	gpu->cuda->n_gpus--;
+	free(gpu);
+	return NULL;
+}
+
+/* nothing is answered before cuda_check_start() has returned: a timer that is due begins */
+static void on_begin(LoopTimer *timer) {
+	Gpu *gpu = container_of(timer, CudaCheck, timer)->helper;
+
+	gpu->n_users++;
+	gpu_pump(gpu);
+	gpu->n_users--;
+}
+
+void gpu_queue(Gpu *gpu, CudaCheck *check) {
+	check->cuda = gpu->cuda;
+	check->helper = gpu;
+	check->timer = (LoopTimer){ .on_time = on_begin };
+	list_append(&gpu->queue, &check->link);
+	loop_timer_set(gpu->cuda->loop, &check->timer, loop_now(gpu->cuda->loop));
+}
+
+void gpu_cancel(CudaCheck *check) {
+	Gpu *gpu = check->helper;
+
+	list_remove(&check->link);
+	loop_timer_unlink(&check->timer);
+	if (gpu->current == check)
+		gpu->current = NULL;
+	check->cuda = NULL;
+	check->helper = NULL;
+}
+
+CudaProcess *gpu_find_process(Cuda *cuda, uint32_t number) {
+	list_for_each (link, &cuda->gpus) {
+		Gpu *gpu = container_of(link, Gpu, link);
+
+		if (gpu->process && gpu->process->number == number)
+			return gpu->process;
+		list_for_each (other, &gpu->others) {
+			CudaProcess *process = container_of(other, CudaProcess, link);
+
+			if (process->number == number)
+				return process;
+		}
+	}
+	return NULL;
+}
+
+void gpu_hold_gone(Gpu *gpu, CudaProcess *process) {
+	if (process->n_holds)
+		process->n_holds--;
+	if (process->n_holds)
+		return;
+	if (process != gpu->process)
+		cuda_process_hang_up(process, gpu->cuda->config->cuda_operation_timeout_ns);
+	else if (!is_busy(gpu) && list_is_empty(&gpu->queue))
+		gpu_arm_idle(gpu);
+}
