@@ -85,6 +85,13 @@ python_files = \
 	tests/python/test_zero_copy.py
 EXTRA_DIST += $(python_files)
 
+gateway_files = \
+	tests/gateway/conftest.py \
+	tests/gateway/test_http_access.py \
+	tests/gateway/test_http_broker.py \
+	tests/gateway/test_http_shm.py
+EXTRA_DIST += $(gateway_files)
+
 model_files = \
 	tests/model/check \
 	tests/model/lease.pml \

@@ -6,6 +6,7 @@ RESULTS/GROUP/parts names the parts that the group must have; a part without a s
   unit    the .trs and .log files of automake's test driver; the tests of a cmocka program are counted one by one
   system  JUnit XML of pytest, in system.xml
   python  the same, in python.xml
+  gateway the same, in gateway.xml
 A skip is a failure too unless a line "PATTERN reason" of the file of expected skips has it; * in PATTERN stands
 for any text, and ids are GROUP:PROGRAM::TEST. A reason that begins with "needs root" is none for root.
 """
@@ -62,6 +63,13 @@ def python(directory):
     return system(directory, "python.xml")
 
 
+def gateway(directory):
+    return system(directory, "gateway.xml")
+
+
+PARTS = {"steps": steps, "unit": unit, "system": system, "python": python, "gateway": gateway}
+
+
 def expected_skips(path):
     for line in path.read_text().splitlines():
         if not line or line.startswith("#"):
@@ -88,7 +96,7 @@ def main():
         directory = options.results / group
         for part in (directory / "parts").read_text().split():
             ran = False
-            for name, result, why in {"steps": steps, "unit": unit, "system": system, "python": python}[part](directory):
+            for name, result, why in PARTS[part](directory):
                 name = f"{group}:{name}"
                 if result == SKIP:
                     reason = next((reason for pattern, reason in expected if pattern.fullmatch(name)), None)

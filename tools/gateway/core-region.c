@@ -471,7 +471,9 @@ static AnswerCode region_unregister(Core *core, const Caller *caller, CoreKind k
 	if (code)
 		return code;
 	session = link_get(core->link);
-	if (entry && entry->kind == kind && session) {
+	if (!session) {
+		code = core_unavailable(core, answer);
+	} else if (entry && entry->kind == kind) {
 		r = may_retire(session, caller, entry, &principal) ? retire(core, session, principal, text)
 								   : SHMB_E_PERMISSION;
 		if (r == SHMB_E_PERMISSION)

@@ -9,7 +9,9 @@
 
 /* between two attempts to find a broker */
 #define LINK_RETRY_MIN_MS 50
-#define LINK_RETRY_MAX_MS 2000
+#define LINK_RETRY_MAX_MS 1000
+/* how long one attempt may take with a broker that is there and does not answer */
+#define LINK_PROBE_MS 100
 
 struct Link {
 	struct event_base *base;
@@ -113,6 +115,8 @@ static int link_connect(Link *link) {
 	}
 	r = shmb_client_set_resume_timeout(session->client, 0);
 	if (!r)
+		r = shmb_client_set_call_timeout(session->client, LINK_CALL_MS);
+	if (!r)
 		r = shmb_client_get_info(session->client, &info);
 	fd = r ? r : shmb_client_get_fd(session->client);
 	if (fd >= 0)
@@ -145,8 +149,11 @@ static void on_timer(evutil_socket_t fd, short what, void *userdata) {
 		return;
 	}
 	r = shmb_client_process(link->session->client);
-	if (!r)
+	if (!r) {
+		(void)shmb_client_set_call_timeout(link->session->client, LINK_PROBE_MS);
 		r = shmb_client_ping(link->session->client, NULL);
+		(void)shmb_client_set_call_timeout(link->session->client, LINK_CALL_MS);
+	}
 	if (!r)
 		link_back(link);
 	else if (link_lost(link, r) && link->session)
@@ -188,7 +195,8 @@ Link *link_free(Link *link) {
 }
 
 LinkSession *link_get(Link *link) {
-	return link->session;
+	/* a broker that is away is not waited for by each request anew */
+	return link->away ? NULL : link->session;
 }
 
 const char *link_why(const Link *link) {

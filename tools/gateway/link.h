@@ -32,7 +32,7 @@ Link *link_free(Link *link);
 
 /*
  * The session to use now, borrowed until the loop runs again (link_session_ref() to keep it longer), or NULL while there
- * is no broker; then link_why() says why.
+ * is no broker or it does not answer; then link_why() says why.
  */
 LinkSession *link_get(Link *link);
 /* a sentence for clients, never NULL */
