@@ -77,10 +77,23 @@ void py_memory_unexport(Memory *memory) {
 
 /* ---- the buffer protocol ---- */
 
+/* in the order of Fortran, too: at most one dimension has more than one element */
+static bool is_one_line(const Memory *memory) {
+	int n = 0;
+
+	for (int i = 0; i < memory->n_dimensions; ++i)
+		n += memory->shape[i] > 1;
+	return n <= 1;
+}
+
 static int get_buffer(PyObject *self, Py_buffer *ret, int flags) {
 	Memory *memory = (Memory *)self;
 
 	ret->obj = NULL;
+	if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS && !is_one_line(memory)) {
+		PyErr_SetString(PyExc_BufferError, "the memory is in C order, not in Fortran's");
+		return -1;
+	}
 	if (flags & PyBUF_WRITABLE && memory->read_only) {
 		PyErr_SetString(PyExc_BufferError, "the memory is read-only");
 		return -1;

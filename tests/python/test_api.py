@@ -2,6 +2,7 @@
 """Owners and consumers: regions, leases, handles, lists."""
 
 import array
+import ctypes
 import gc
 import mmap
 import os
@@ -416,3 +417,18 @@ def test_dlpack(broker):
         with pytest.raises(TypeError):
             region.__dlpack__(max_version=1)
         assert not region.exports
+
+
+def test_the_order_of_fortran_is_refused(broker):
+    get, flag, release = ctypes.pythonapi.PyObject_GetBuffer, 0x40 | 0x10 | 0x8, ctypes.pythonapi.PyBuffer_Release
+    buffer = (ctypes.c_byte * 256)()
+    with broker.create("r", (2, 3), "int16") as region:
+        for shape, good in (((2, 3), False), ((6,), True), ((1, 6), True), ((6, 1, 1), True), ((2, 1, 3), False)):
+            view = region.view(shape)
+            if good:
+                assert get(ctypes.py_object(view), buffer, flag) == 0 and view.exports == 1
+                release(buffer)
+            else:
+                with pytest.raises(BufferError, match="Fortran"):
+                    get(ctypes.py_object(view), buffer, flag)
+            assert view.exports == 0

@@ -176,6 +176,16 @@ def test_find_is_within_one_block(pool):
     assert block.held and block.release()
 
 
+def test_a_reader_needs_no_pool(broker, daemon):
+    """A request names a block by region, offset and size: whoever only reads has a lease on that."""
+    with broker.create_pool("p", 4, BLOCK) as pool, shmbroker.connect(daemon.socket, roles="consumer") as reader:
+        block = pool.acquire()
+        block.numpy()[:] = 6
+        with reader.get_memory_info(pool.name, block.offset, block.nbytes) as lease:
+            assert lease.generation == pool.generation and lease.readonly and bytes(lease) == b"\6" * BLOCK
+        block.release()
+
+
 def test_a_block_is_handed_over(pool, member):
     block = pool.acquire()
     block.numpy()[:] = 5
