@@ -117,8 +117,10 @@ python_examples = \
 	libbroker/python/examples/torch_consumer.py
 python_triton_modules = \
 	libbroker/python/shmbroker/triton/__init__.py \
+	libbroker/python/shmbroker/triton/_cuda.py \
 	libbroker/python/shmbroker/triton/_session.py \
 	libbroker/python/shmbroker/triton/_tensor.py \
+	libbroker/python/shmbroker/triton/cuda_shared_memory.py \
 	libbroker/python/shmbroker/triton/shared_memory.py
 python_types = \
 	libbroker/python/shmbroker/_shmbroker.pyi \

@@ -10,6 +10,7 @@
 #define DLPACK_MINOR 0
 #define DLPACK_READ_ONLY UINT64_C(1)
 #define DEVICE_CPU 1
+#define DEVICE_CUDA 2
 
 typedef struct Tensor {
 	void *data;
@@ -90,12 +91,20 @@ static void capsule_free(PyObject *capsule) {
 	}
 }
 
+static int32_t device_type(const Memory *memory) {
+	return memory->device < 0 ? DEVICE_CPU : DEVICE_CUDA;
+}
+
+static int32_t device_id(const Memory *memory) {
+	return memory->device < 0 ? 0 : memory->device;
+}
+
 static void tensor_fill(Tensor *tensor, const Memory *memory, int64_t *shape) {
 	int n = memory->n_dimensions;
 
 	*tensor = (Tensor){
 		.data = memory->data,
-		.device = { DEVICE_CPU, 0 },
+		.device = { device_type(memory), device_id(memory) },
 		.n_dimensions = n,
 		.dtype = { memory->dtype->dlpack_code, (uint8_t)(8 * memory->dtype->size), 1 },
 		.shape = shape,
@@ -158,7 +167,7 @@ static int pair_parse(PyObject *value, const char *name, long ret[static 2]) {
 PyObject *py_memory_dlpack(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
 	static const Signature signature = { "__dlpack__", 0, 0, 4, { "stream", "max_version", "dl_device", "copy" } };
 	Memory *memory = (Memory *)self;
-	long version[2] = {}, device[2] = { DEVICE_CPU, 0 };
+	long version[2] = {}, device[2] = { device_type(memory), device_id(memory) };
 	PyObject *values[4];
 	bool copy = false;
 
@@ -166,12 +175,12 @@ PyObject *py_memory_dlpack(PyObject *self, PyObject *const *arguments, Py_ssize_
 	    (values[1] && pair_parse(values[1], "max_version", version)) ||
 	    (values[2] && pair_parse(values[2], "dl_device", device)) || py_argument_bool(values[3], &copy))
 		return NULL;
-	if (values[0]) {
+	if (values[0] && memory->device < 0) {
 		PyErr_SetString(PyExc_BufferError, "memory of the CPU has no streams");
 		return NULL;
 	}
-	if (device[0] != DEVICE_CPU || device[1] != 0) {
-		PyErr_SetString(PyExc_BufferError, "the memory is the CPU's, and is not copied to another device");
+	if (device[0] != device_type(memory) || device[1] != device_id(memory)) {
+		PyErr_SetString(PyExc_BufferError, "the memory is of one device, and is not copied to another");
 		return NULL;
 	}
 	if (copy) {
@@ -186,7 +195,49 @@ PyObject *py_memory_dlpack(PyObject *self, PyObject *const *arguments, Py_ssize_
 }
 
 PyObject *py_memory_dlpack_device(PyObject *self, PyObject *unused) {
-	(void)self;
+	const Memory *memory = (Memory *)self;
+
 	(void)unused;
-	return Py_BuildValue("(ii)", DEVICE_CPU, 0);
+	return Py_BuildValue("(ii)", device_type(memory), device_id(memory));
+}
+
+/* C order; strides of dimensions that have but one place, or that nothing is in, do not matter */
+static bool tensor_is_contiguous(const Tensor *tensor) {
+	int64_t expected = 1;
+	bool is_contiguous = true;
+
+	for (int i = tensor->n_dimensions; tensor->strides && i-- > 0;) {
+		if (!tensor->shape[i])
+			return true;
+		if (tensor->shape[i] != 1 && tensor->strides[i] != expected)
+			is_contiguous = false;
+		expected *= tensor->shape[i];
+	}
+	return is_contiguous;
+}
+
+PyObject *py_dlpack_inspect(PyObject *module, PyObject *capsule) {
+	const Tensor *tensor;
+	uint64_t size;
+
+	(void)module;
+	if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+		tensor = &((VersionedTensor *)PyCapsule_GetPointer(capsule, "dltensor_versioned"))->tensor;
+	} else {
+		LegacyTensor *legacy = PyCapsule_GetPointer(capsule, "dltensor");
+
+		if (!legacy)
+			return NULL;
+		tensor = &legacy->tensor;
+	}
+	size = ((uint64_t)tensor->dtype.bits * tensor->dtype.lanes + 7) / 8;
+	for (int i = 0; i < tensor->n_dimensions; ++i) {
+		if (tensor->shape[i] < 0 || __builtin_mul_overflow(size, (uint64_t)tensor->shape[i], &size)) {
+			PyErr_SetString(PyExc_ValueError, "that is no shape");
+			return NULL;
+		}
+	}
+	return Py_BuildValue("(iiKKO)", tensor->device.type, tensor->device.id,
+			     (unsigned long long)((uintptr_t)tensor->data + tensor->byte_offset),
+			     (unsigned long long)size, tensor_is_contiguous(tensor) ? Py_True : Py_False);
 }

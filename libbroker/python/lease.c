@@ -80,6 +80,7 @@ static PyObject *lease_new(Broker *broker, const char *name, const struct shmb_h
 		return NULL;
 	}
 	py_memory_init_bytes(&lease->memory, broker->state, held.address, held.size, !(held.access & SHMB_WRITE));
+	lease->memory.device = held.memory_type == SHMB_MEMORY_CUDA ? held.device : -1;
 	lease->memory.over = lease_over;
 	lease->broker = (Broker *)Py_NewRef((PyObject *)broker);
 	lease->lease = held;

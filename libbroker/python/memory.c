@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory: what a Region, a Lease, a Block and a View have in common. The type itself cannot be made. A View holds an export of
- * the Memory that it is a window of.
+ * Memory: what a Region, a Lease, a Block and a View have in common. The type itself cannot be made. A View holds an export
+ * of the Memory that it is a window of, or, where it is the view of a GPU's memory that is none of these, its owner.
  */
 
 #include <string.h>
@@ -11,7 +11,8 @@
 
 typedef struct View {
 	Memory memory;
-	Memory *of;
+	Memory *of;	 /* NULL with an owner */
+	PyObject *owner; /* whoever frees the memory */
 } View;
 
 void py_memory_init_bytes(Memory *memory, State *state, void *data, uint64_t size, bool read_only) {
@@ -19,6 +20,7 @@ void py_memory_init_bytes(Memory *memory, State *state, void *data, uint64_t siz
 	memory->data = data;
 	memory->size = size;
 	memory->dtype = &py_dtype_bytes;
+	memory->device = -1;
 	memory->n_dimensions = 1;
 	memory->shape = memory->inline_shape;
 	memory->inline_shape[0] = (Py_ssize_t)size;
@@ -86,6 +88,14 @@ static bool is_one_line(const Memory *memory) {
 	return n <= 1;
 }
 
+static int check_is_of_cpu(const Memory *memory, PyObject *exception) {
+	if (memory->device < 0)
+		return 0;
+	PyErr_SetString(exception,
+			"the memory is a GPU's: DLPack and __cuda_array_interface__ know of such, the CPU does not");
+	return -1;
+}
+
 static int get_buffer(PyObject *self, Py_buffer *ret, int flags) {
 	Memory *memory = (Memory *)self;
 
@@ -98,7 +108,7 @@ static int get_buffer(PyObject *self, Py_buffer *ret, int flags) {
 		PyErr_SetString(PyExc_BufferError, "the memory is read-only");
 		return -1;
 	}
-	if (py_memory_export(memory))
+	if (check_is_of_cpu(memory, PyExc_BufferError) || py_memory_export(memory))
 		return -1;
 	ret->buf = memory->data;
 	ret->obj = Py_NewRef(self);
@@ -169,11 +179,10 @@ static PyObject *get_exports(PyObject *self, void *unused) {
 	return PyLong_FromSsize_t(((Memory *)self)->n_exports);
 }
 
-static PyObject *get_array_interface(PyObject *self, void *unused) {
-	Memory *memory = (Memory *)self;
+/* version 3 of both array interfaces; @last is the one key in which they differ */
+static PyObject *array_interface(Memory *memory, const char *last) {
 	PyObject *shape, *ret;
 
-	(void)unused;
 	if (!memory->dtype->typestr) {
 		PyErr_Format(PyExc_AttributeError, "%s has no type in the array interface", memory->dtype->name);
 		return NULL;
@@ -189,7 +198,25 @@ static PyObject *get_array_interface(PyObject *self, void *unused) {
 	ret = Py_BuildValue("{s:i,s:N,s:s,s:(NN),s:O}", "version", 3, "shape", shape, "typestr", memory->dtype->typestr,
 			    "data", PyLong_FromVoidPtr(memory->data), PyBool_FromLong(memory->read_only), "strides",
 			    Py_None);
+	if (ret && last && PyDict_SetItemString(ret, last, Py_None))
+		Py_CLEAR(ret);
 	return ret;
+}
+
+static PyObject *get_array_interface(PyObject *self, void *unused) {
+	(void)unused;
+	if (check_is_of_cpu((Memory *)self, PyExc_AttributeError))
+		return NULL;
+	return array_interface((Memory *)self, NULL);
+}
+
+static PyObject *get_cuda_array_interface(PyObject *self, void *unused) {
+	(void)unused;
+	if (((Memory *)self)->device < 0) {
+		PyErr_SetString(PyExc_AttributeError, "the memory is not a GPU's");
+		return NULL;
+	}
+	return array_interface((Memory *)self, "stream");
 }
 
 static PyGetSetDef getters[] = {
@@ -205,6 +232,10 @@ static PyGetSetDef getters[] = {
 	{ "__array_interface__", get_array_interface, NULL,
 	  "Version 3 of NumPy's array interface. Who reads it keeps the object, not an export: from then on the memory is held "
 	  "until the object itself is freed, whatever release() says.",
+	  NULL },
+	{ "__cuda_array_interface__", get_cuda_array_interface, NULL,
+	  "Version 3 of the CUDA array interface, for memory of a GPU; there is no work under way on it that a consumer would "
+	  "have to wait for. Who reads it keeps the object, as with __array_interface__.",
 	  NULL },
 	{ NULL, NULL, NULL, NULL, NULL },
 };
@@ -223,6 +254,8 @@ static PyObject *view_new(Memory *of, const Dtype *dtype, int n, const Py_ssize_
 		return NULL;
 	}
 	py_memory_init_bytes(&view->memory, of->state, (uint8_t *)of->data + offset, size, of->read_only);
+	view->memory.device = of->device;
+	view->owner = NULL;
 	view->of = (Memory *)Py_NewRef((PyObject *)of);
 	if (py_memory_set_shape(&view->memory, dtype, n, shape)) {
 		Py_DECREF(view);
@@ -235,11 +268,40 @@ static void view_dealloc(PyObject *self) {
 	View *view = (View *)self;
 	PyTypeObject *type = Py_TYPE(self);
 
-	py_memory_unexport(view->of);
-	Py_DECREF(view->of);
+	if (view->of)
+		py_memory_unexport(view->of);
+	Py_XDECREF((PyObject *)view->of);
+	Py_XDECREF(view->owner);
 	py_memory_deinit(&view->memory);
 	PyObject_Free(self);
 	Py_DECREF(type);
+}
+
+PyObject *py_memory_of_device(PyObject *module, PyObject *const *arguments, Py_ssize_t n) {
+	State *state = PyModule_GetState(module);
+	uint64_t address = 0, size = 0;
+	uint32_t device = 0;
+	View *view;
+
+	if (n != 4) {
+		PyErr_SetString(PyExc_TypeError, "device_memory() takes owner, address, nbytes and device");
+		return NULL;
+	}
+	if (py_argument_uint64(arguments[1], "address", &address) ||
+	    py_argument_uint64(arguments[2], "nbytes", &size) || py_argument_uint32(arguments[3], "device", &device))
+		return NULL;
+	if (!address || size > PY_SSIZE_T_MAX || device > INT32_MAX) {
+		PyErr_SetString(PyExc_ValueError, "there is no such memory");
+		return NULL;
+	}
+	view = PyObject_New(View, state->view_type);
+	if (!view)
+		return NULL;
+	py_memory_init_bytes(&view->memory, state, (void *)(uintptr_t)address, size, false);
+	view->memory.device = (int32_t)device;
+	view->of = NULL;
+	view->owner = Py_NewRef(arguments[0]);
+	return (PyObject *)view;
 }
 
 static PyObject *memory_view(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
@@ -316,11 +378,13 @@ static PyMethodDef methods[] = {
 	  "Raises ImportError without NumPy, ValueError, BufferError as view() does. The array is read-only where the memory is." },
 	{ "__dlpack__", FAST(py_memory_dlpack),
 	  "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-	  "A DLPack capsule, versioned when max_version is (1, 0) or later.\n\n"
+	  "A DLPack capsule, versioned when max_version is (1, 0) or later. No stream is waited for: what is shared is "
+	  "ready.\n\n"
 	  "Raises BufferError for read-only memory and a consumer without versions, which could not be told; for another device "
 	  "than this memory's; for copy=True." },
 	{ "__dlpack_device__", py_memory_dlpack_device, METH_NOARGS,
-	  "__dlpack_device__($self)\n--\n\nThe device as DLPack counts them: (1, 0) for memory of the CPU." },
+	  "__dlpack_device__($self)\n--\n\nThe device as DLPack counts them: (1, 0) for memory of the CPU, "
+	  "(2, ordinal) for a GPU's." },
 	{ NULL, NULL, 0, NULL },
 };
 

@@ -24,6 +24,12 @@ static PyMethodDef functions[] = {
 	  "at_exit($module)\n--\n\nFrom here on no connection waits for a broker that is away." },
 	{ "buffer_range", buffer_range, METH_O,
 	  "buffer_range($module, object, /)\n--\n\nAddress and size in bytes of a contiguous buffer." },
+	{ "device_memory", (PyCFunction)(void (*)(void))py_memory_of_device, METH_FASTCALL,
+	  "device_memory($module, owner, address, nbytes, device, /)\n--\n\n"
+	  "A View of memory of the GPU with that ordinal, which holds the owner of the memory." },
+	{ "dlpack_inspect", py_dlpack_inspect, METH_O,
+	  "dlpack_inspect($module, capsule, /)\n--\n\n"
+	  "Device type and ordinal, address, size in bytes, and whether it is contiguous, of a tensor that stays in its capsule." },
 	{ NULL, NULL, 0, NULL },
 };
 

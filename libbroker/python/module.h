@@ -133,6 +133,7 @@ struct Memory {
 	void *data; /* NULL where there is no pointer */
 	uint64_t size;
 	const Dtype *dtype;
+	int32_t device;	   /* ordinal of the GPU whose memory it is, -1 for the CPU's */
 	Py_ssize_t *shape; /* then as many strides, in bytes */
 	Py_ssize_t inline_shape[2];
 	Py_ssize_t n_exports;
@@ -150,6 +151,8 @@ void py_memory_init_bytes(Memory *memory, State *state, void *data, uint64_t siz
 /* copies @shape */
 int py_memory_set_shape(Memory *memory, const Dtype *dtype, int n, const Py_ssize_t *shape);
 void py_memory_deinit(Memory *memory);
+/* memory of a GPU that somebody else has, whom the new view holds */
+PyObject *py_memory_of_device(PyObject *module, PyObject *const *arguments, Py_ssize_t n);
 /* -1 with an exception set when there is nothing to look at */
 int py_memory_export(Memory *memory);
 void py_memory_unexport(Memory *memory);
@@ -162,6 +165,8 @@ static inline bool memory_is_over(const Memory *memory) {
 
 PyObject *py_memory_dlpack(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
 PyObject *py_memory_dlpack_device(PyObject *self, PyObject *unused);
+/* what is in a capsule that stays its owner's */
+PyObject *py_dlpack_inspect(PyObject *module, PyObject *capsule);
 
 /* ---- broker.c ---- */
 

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drop-in for tritonclient.utils.cuda_shared_memory: beside the original where there is no driver, and on the fake one."""
+
+import inspect
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy
+import pytest
+import tritonclient.utils.cuda_shared_memory as original
+
+import shmbroker.triton.cuda_shared_memory as ours
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / "tests/fakecuda"))
+
+import fakecuda  # noqa: E402  pylint: disable=wrong-import-position
+
+NAMES = ["create_shared_memory_region", "get_raw_handle", "set_shared_memory_region", "get_contents_as_numpy",
+         "set_shared_memory_region_from_dlpack", "as_shared_memory_tensor", "allocated_shared_memory_regions",
+         "destroy_shared_memory_region", "CudaSharedMemoryRegion", "CudaSharedMemoryException"]
+
+
+def run(text, **environment):
+    """The output of a program that says nothing on stderr."""
+    paths = [os.environ["PYTHONPATH"], str(TOP / "tests/fakecuda")]
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", text], capture_output=True, text=True, check=False,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment})
+    assert done.returncode == 0 and not done.stderr, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signatures(name):
+    theirs, mine = (inspect.signature(getattr(module, name)) for module in (original, ours))
+    assert [(one.name, one.kind, one.default) for one in theirs.parameters.values()] == \
+        [(one.name, one.kind, one.default) for one in mine.parameters.values()]
+
+
+def outcome(function, *args):
+    try:
+        return repr(function(*args))
+    except Exception as error:  # pylint: disable=broad-except
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("name, args", [
+    ("set_shared_memory_region", (None, numpy.zeros(1))),
+    ("set_shared_memory_region", (None, iter([]))),
+    ("set_shared_memory_region", (None, [1])),
+    ("set_shared_memory_region", (None, [[1]])),
+    ("set_shared_memory_region", (None, (numpy.zeros(1), None))),
+    ("set_shared_memory_region", (None, [numpy.zeros(1)])),
+    ("get_contents_as_numpy", (None, numpy.int32, [1])),
+    ("get_contents_as_numpy", (None, numpy.object_, [1])),
+    ("get_raw_handle", (None,)),
+    ("as_shared_memory_tensor", (None, "FP32", [1])),
+    ("destroy_shared_memory_region", (None,)),
+    ("allocated_shared_memory_regions", ()),
+    ("set_shared_memory_region_from_dlpack", (None, [])),
+])
+def test_no_handle(name, args):
+    theirs, mine = (outcome(getattr(module, name), *args) for module in (original, ours))
+    # which attribute is missed first is nobody's business
+    if theirs.startswith("AttributeError"):
+        theirs, mine = theirs.split(" '_")[0], mine.split(" '_")[0]
+    assert theirs == mine
+
+
+def test_the_exception():
+    for module in (original, ours):
+        assert str(module.CudaSharedMemoryException("what it was")) == "what it was"
+        assert module.CudaSharedMemoryException.__bases__ == (Exception,)
+
+
+CREATE = """
+import json, {module} as shm
+try:
+    shm.create_shared_memory_region("name", 64, 0)
+except shm.CudaSharedMemoryException as error:
+    print(json.dumps([str(error), str(error.__cause__), len(shm.allocated_shared_memory_regions())]))
+"""
+
+
+@pytest.mark.parametrize("module", [original, ours])
+def test_without_a_driver(tmp_path, module):
+    (tmp_path / "libcuda.so.1").write_bytes(b"")
+    text, cause, count = json.loads(run(CREATE.format(module=module.__name__), LD_LIBRARY_PATH=str(tmp_path)))
+    assert (text, count) == ("unable to create cuda shared memory handle", 0)
+    assert module is original or "there is no driver for NVIDIA GPUs" in cause
+
+
+def test_it_is_imported_without_the_packages_of_cuda():
+    assert run("""
+import sys
+import shmbroker.triton.cuda_shared_memory
+print([name for name in sys.modules if name.split(".")[0] in ("cuda", "tritonclient", "cupy", "torch")])
+""") == "[]\n"
+
+
+# ---- on the fake driver ----
+
+@pytest.fixture
+def machine():
+    """With two GPUs; what was opened is given back by the processes of the test."""
+    one = fakecuda.Fake()
+    yield one
+    assert {kind: count for kind, count in one.balance().items() if kind != "context"} == {}
+    one.close()
+
+
+@pytest.fixture
+def gpu(machine):
+    """Runs a program that has the drop-in as shm."""
+
+    def run_one(text):
+        return run("import base64, sys, numpy, shmbroker\nimport shmbroker.triton.cuda_shared_memory as shm\n" + text,
+                   LD_LIBRARY_PATH=str(machine.library.parent), **machine.environment())
+
+    return run_one
+
+
+def test_a_life(gpu, machine):
+    assert gpu("""
+handle = shm.create_shared_memory_region("name", 64, 0)
+assert isinstance(handle, shm.CudaSharedMemoryRegion)
+assert (handle._triton_shm_name, handle._byte_size, handle._device_id) == ("name", 64, 0)
+assert shm.allocated_shared_memory_regions() == [handle]
+assert len(base64.b64decode(shm.get_raw_handle(handle))) == 64
+values = numpy.arange(16, dtype="float32").reshape(4, 4)
+assert shm.set_shared_memory_region(handle, [values]) is None
+array = shm.get_contents_as_numpy(handle, numpy.float32, [4, 4])
+assert array.tolist() == values.tolist() and array.flags.writeable
+# a copy
+array[:] = 0
+assert shm.get_contents_as_numpy(handle, "float32", [16])[5] == 5
+shm.set_shared_memory_region(handle, (values.T[:2], numpy.array([[7]], "int8")))
+assert shm.get_contents_as_numpy(handle, "float32", [2, 4]).tolist() == values.T[:2].tolist()
+assert shm.get_contents_as_numpy(handle, "int8", [33])[32] == 7
+assert shm.get_contents_as_numpy(handle, "int8", [0, 3]).shape == (0, 3)
+shm.destroy_shared_memory_region(handle)
+assert shm.allocated_shared_memory_regions() == []
+try:
+    shm.destroy_shared_memory_region(handle)
+except ValueError:
+    print("twice")
+""") == "twice\n"
+    allocated, freed = machine.log("cuMemAlloc_v2"), machine.log("cuMemFree_v2")
+    assert len(allocated) == 1 and [call.result for call in freed] in ([], [0])
+
+
+def test_tensors_of_strings(gpu):
+    assert gpu("""
+from tritonclient.utils import serialize_byte_tensor
+tensor = numpy.array([str(i).encode() for i in range(16)], object).reshape(2, 8)
+data = serialize_byte_tensor(tensor)
+handle = shm.create_shared_memory_region("name", len(data.item()), 0)
+shm.set_shared_memory_region(handle, [data])
+for datatype in (numpy.object_, numpy.bytes_, object, numpy.dtype("O")):
+    assert shm.get_contents_as_numpy(handle, datatype, [2, 8]).tolist() == tensor.tolist()
+import struct
+try:
+    shm.get_contents_as_numpy(handle, numpy.object_, [17])
+except struct.error:
+    print("at the end")
+""") == "at the end\n"
+
+
+def test_what_does_not_fit(gpu):
+    assert gpu("""
+handle = shm.create_shared_memory_region("name", 64, 0)
+after = numpy.zeros(65, "uint8")
+for values in ([after], [numpy.ones(8), numpy.ones(1)], [numpy.array(b"x" * 65, object)], [numpy.array([1, 2], object)]):
+    try:
+        shm.set_shared_memory_region(handle, values)
+    except shm.CudaSharedMemoryException as error:
+        assert str(error) == "unable to set values in cuda shared memory", error
+        print(type(error.__cause__).__name__)
+try:
+    shm.get_contents_as_numpy(handle, "float64", [9])
+except shm.CudaSharedMemoryException as error:
+    print(error)
+for size, device in ((0, 0), (-1, 0), (1 << 60, 0), (64, 99), (64, -1), ("64", 0), (64, "0")):
+    try:
+        shm.create_shared_memory_region("name", size, device)
+    except shm.CudaSharedMemoryException as error:
+        assert str(error) == "unable to create cuda shared memory handle", error
+        assert error.__cause__ is not None and str(error.__cause__)
+        print("refused")
+assert len(shm.allocated_shared_memory_regions()) == 1
+""").split("\n") == ["CudaError", "CudaError", "CudaError", "ValueError",
+                     "The size of the shared memory region is insufficient to provide numpy array with requested size",
+                     *["refused"] * 7, ""]
+
+
+def test_another_process_opens_the_handle(gpu):
+    assert gpu("""
+import subprocess
+handle = shm.create_shared_memory_region("name", 8, 0)
+other = shm.create_shared_memory_region("other", 8, 0)
+shm.set_shared_memory_region(handle, [numpy.frombuffer(b"to a GPU", "uint8")])
+shm.set_shared_memory_region(other, [numpy.zeros(8, "uint8")])
+peer = '''
+import base64, sys
+from fakecuda import Gpu
+gpu = Gpu()
+gpu.start()
+pointer = gpu.open(base64.b64decode(sys.argv[1]))
+print(gpu.read(pointer, 8))
+# of other regions it sees nothing
+assert gpu.range(pointer)[1] == 2 << 20
+assert gpu.read(pointer + 8, (2 << 20) - 8) == bytes((2 << 20) - 8)
+gpu.write(pointer, b"from it!")
+gpu.close(pointer)
+'''
+sys.stdout.write(subprocess.run([sys.executable, "-c", peer, shm.get_raw_handle(handle).decode()], check=True,
+                                capture_output=True, text=True).stdout)
+print(shm.get_contents_as_numpy(handle, "uint8", [8]).tobytes())
+""") == "b'to a GPU'\nb'from it!'\n"
+
+
+def test_dlpack(gpu, machine):
+    assert gpu("""
+import gc
+source = shm.create_shared_memory_region("source", 64, 0)
+handle = shm.create_shared_memory_region("name", 200, 0)
+shm.set_shared_memory_region(source, [numpy.arange(8.0)])
+tensor = shm.as_shared_memory_tensor(source, "FP64", [2, 4])
+assert isinstance(tensor, shm.SharedMemoryTensor) and tensor.__dlpack_device__() == (2, 0)
+# from this GPU, and from the CPU
+shm.set_shared_memory_region_from_dlpack(handle, [tensor, numpy.arange(4, dtype="int16"), tensor.__dlpack__()])
+assert shm.get_contents_as_numpy(handle, "float64", [8]).tolist() == list(range(8))
+assert shm.get_contents_as_numpy(handle, "int16", [36])[32:].tolist() == [0, 1, 2, 3]
+assert shm.get_contents_as_numpy(handle, "float64", [17])[9:].tolist() == list(range(8))
+interface = tensor.__cuda_array_interface__
+assert interface == {"version": 3, "shape": (2, 4), "typestr": "<f8", "data": (source._base_addr, False), "strides": None,
+                     "stream": None}
+inspect = shmbroker._shmbroker.dlpack_inspect
+for capsule in (tensor.__dlpack__(), tensor.__dlpack__(1), tensor.__dlpack__(stream=-1, max_version=(1, 0)),
+                tensor.__dlpack__(dl_device=(2, 0))):
+    assert inspect(capsule) == (2, 0, source._base_addr, 64, True)
+for how in ({"dl_device": (1, 0)}, {"dl_device": (2, 1)}, {"copy": True}):
+    try:
+        tensor.__dlpack__(**how)
+    except BufferError:
+        print("another device")
+for datatype, shape in (("BYTES", [1]), ("X", [1]), ("FP64", [9]), ("INT8", [65])):
+    try:
+        shm.as_shared_memory_tensor(source, datatype, shape).__dlpack__()
+    except (TypeError, ValueError) as error:
+        print(type(error).__name__)
+for values in ([numpy.arange(16).reshape(4, 4).T], [numpy.zeros(26)], [tensor] * 4):
+    try:
+        shm.set_shared_memory_region_from_dlpack(handle, values)
+    except shm.CudaSharedMemoryException as error:
+        print(error)
+class Other:
+    def __dlpack_device__(self):
+        return (10, 0)
+    def __dlpack__(self):
+        raise AssertionError("not asked")
+for value in (Other(), 1):
+    try:
+        shm.set_shared_memory_region_from_dlpack(handle, [value])
+    except (shm.CudaSharedMemoryException, TypeError) as error:
+        print(error)
+# the tensor holds the memory, a capsule too
+capsule = tensor.__dlpack__()
+shm.destroy_shared_memory_region(source)
+del source, tensor
+gc.collect()
+shm.set_shared_memory_region_from_dlpack(handle, [capsule])
+assert shm.get_contents_as_numpy(handle, "float64", [8]).tolist() == list(range(8))
+shm.destroy_shared_memory_region(handle)
+del handle, capsule, values
+gc.collect()
+""").split("\n") == ["another device"] * 3 + ["TypeError", "TypeError", "ValueError", "ValueError"] + [
+        "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported.",
+        "unable to set values in cuda shared memory", "unable to set values in cuda shared memory",
+        "DLPack device type 10 is not supported", "int is no tensor of DLPack", ""]
+    assert len(machine.log("cuMemAlloc_v2")) == len(machine.log("cuMemFree_v2")) == 2
+
+
+def test_nothing_leaks(gpu, machine):
+    assert gpu("""
+import os
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+handle = shm.create_shared_memory_region("name", 64, 0)
+tensor = shm.as_shared_memory_tensor(handle, "FP32", [4, 4])
+inspect = shmbroker._shmbroker.dlpack_inspect
+def cycle():
+    for _ in range(100):
+        inspect(tensor.__dlpack__())
+        tensor.__cuda_array_interface__
+for _ in range(100):
+    cycle()
+references, before = sys.getrefcount(handle._allocation), resident()
+for _ in range(1000):
+    cycle()
+assert sys.getrefcount(handle._allocation) == references
+assert resident() - before < 4 << 20, resident() - before
+for _ in range(200):
+    other = shm.create_shared_memory_region("other", 64, 1)
+    shm.set_shared_memory_region(other, [numpy.ones(8)])
+    shm.destroy_shared_memory_region(other)
+del other
+""") == ""
+    assert len(machine.log("cuMemAlloc_v2")) - len(machine.log("cuMemFree_v2")) <= 1
+
+
+def test_threads_keep_their_context(gpu):
+    assert gpu("""
+import ctypes, threading
+driver = ctypes.CDLL("libcuda.so.1")
+handles = [shm.create_shared_memory_region("name", 64, device) for device in (0, 1)]
+errors = []
+def work(number):
+    try:
+        current = ctypes.c_void_p()
+        for i in range(100):
+            handle = handles[(number + i) % 2]
+            own = shm.create_shared_memory_region("own", 64, (number + i) % 2)
+            shm.set_shared_memory_region(own, [numpy.full(8, number)])
+            assert shm.get_contents_as_numpy(own, int, [8]).tolist() == [number] * 8
+            shm.destroy_shared_memory_region(own)
+            driver.cuCtxGetCurrent(ctypes.byref(current))
+            assert not current.value
+    except BaseException as error:
+        errors.append(error)
+threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not errors, errors
+""") == ""
