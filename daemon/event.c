@@ -73,7 +73,9 @@ void event_region(uint32_t type, Region *region) {
 	};
 
 	event_broadcast(region->broker, &event, region->name, region->identity->pid, region->owner_uid);
-	if (type != WIRE_EVENT_GONE && type != WIRE_EVENT_REVOKED)
+	/* whoever has a GPU's memory open keeps all of it from everybody: it is told as soon as its owner is done */
+	if (type != WIRE_EVENT_GONE && type != WIRE_EVENT_REVOKED &&
+	    (type != WIRE_EVENT_RETIRING || !region->object || !region->object->cuda))
 		return;
 	list_for_each (link, &region->maps) {
 		Session *holder = container_of(link, Map, region_link)->session;

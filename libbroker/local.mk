@@ -41,6 +41,7 @@ client_sources = \
 	libbroker/client/call.c \
 	libbroker/client/client.c \
 	libbroker/client/client.h \
+	libbroker/client/cuda-client.h \
 	libbroker/client/error.c \
 	libbroker/client/event.c \
 	libbroker/client/lane.c \
@@ -57,6 +58,16 @@ client_sources = \
 	libbroker/client/resume.c
 libclient_la_SOURCES = $(client_sources)
 libclient_la_LIBADD = libwire.la
+if WITH_CUDA
+libclient_la_SOURCES += \
+	libbroker/client/cuda-context.c \
+	libbroker/client/cuda-context.h \
+	libbroker/client/cuda-map.c \
+	libbroker/client/cuda-region.c
+libclient_la_LIBADD += libcudadriver.la
+else
+libclient_la_SOURCES += libbroker/client/cuda-fallback.c
+endif
 
 lib_LTLIBRARIES += libshmbroker.la
 libshmbroker_la_SOURCES =
@@ -74,6 +85,7 @@ dist_man_MANS += \
 	libbroker/client/shmb_client_new.3 \
 	libbroker/client/shmb_client_subscribe.3 \
 	libbroker/client/shmb_client_unregister.3 \
+	libbroker/client/shmb_cuda_export.3 \
 	libbroker/client/shmb_error_name.3 \
 	libbroker/client/shmb_lease_copy_in.3 \
 	libbroker/client/shmb_pool_create.3 \

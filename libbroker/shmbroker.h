@@ -80,6 +80,7 @@ struct shmb_pool;
 #define SHMB_NO_POPULATE 2     /* first use of a region faults its pages in one by one */
 #define SHMB_FORCE_RMW 4       /* locked counters instead of membarrier, for tests and comparison */
 #define SHMB_NO_LEASE_PAGE 8   /* every lease by message, for tests and comparison */
+#define SHMB_CUDA_CONTEXT 16   /* a GPU's primary context may be made where this process has none */
 
 /* access */
 #define SHMB_READ 1
@@ -105,6 +106,7 @@ struct shmb_pool;
 #define SHMB_REGION_KEPT 16
 #define SHMB_REGION_HUGETLB 32
 #define SHMB_REGION_UNINDEXED 64
+#define SHMB_REGION_UNVALIDATED 128 /* GPU memory that only its owner vouches for */
 
 /* how a region is retired */
 #define SHMB_RETIRE_STRICT 0   /* no new leases, the name is free at once, memory goes with the last lease */
@@ -188,6 +190,8 @@ int shmb_client_ping(struct shmb_client *client, uint64_t *ret_ns);
 #define SHMB_REGION_OPT_REPLACE 2   /* takes the name over from one's own older region */
 #define SHMB_REGION_OPT_READ_ONLY 4 /* consumers may not ask for SHMB_WRITE; enforced where it can be */
 #define SHMB_REGION_OPT_POPULATE 8 /* allocate every page now; a shortage is -ENOMEM or -ENOSPC now, not SIGBUS later */
+
+#define SHMB_REGION_OPT_UNPUBLISHED 16 /* GPU memory only: nobody sees it before shmb_cuda_publish() */
 
 struct shmb_region_options {
 	size_t struct_size;
@@ -352,6 +356,72 @@ int shmb_client_lookup(struct shmb_client *client, const struct shmb_lookup_spec
 		       struct shmb_message_lease *ret, int *ret_results);
 int shmb_client_release(struct shmb_client *client, const uint64_t *leases, uint32_t n, int *ret_results);
 
+/* ---- GPU memory ---- */
+
+/*
+ * GPU memory is under the same names, leases, access lists and ways to retire as system memory. A lease on it has
+ * memory_type SHMB_MEMORY_CUDA, a device pointer as its address, the device's ordinal in this process, and its UUID; the
+ * allocation is opened once in a process, in the device's primary context. libcuda.so.1 is loaded by the first call that
+ * needs it. All of these functions also return SHMB_E_UNSUPPORTED (no driver, an integrated GPU, ...), SHMB_E_NO_DEVICE,
+ * SHMB_E_STATE (this process has no context on the device and the client was made without SHMB_CUDA_CONTEXT),
+ * SHMB_E_FORKED (CUDA was initialised before a fork), -ENOMEM, -EIO (the driver failed otherwise); shmb_last_error() has
+ * cause and remedy, with the driver's code.
+ *
+ * Offers @size bytes at @device_pointer, which may be within an allocation: of cuMemCreate() with POSIX file descriptors
+ * (then the memory outlives this process for whoever has it open, and with SHMB_REGION_OPT_KEEP for all), or of
+ * cuMemAlloc() or cudaMalloc(), by a CUDA IPC handle. Whoever may have it has all of the allocation: for cudaMalloc() that
+ * is a whole 2 MiB block, whatever else is in it. The memory is not to be freed before the region is gone
+ * (SHMB_RETIRE_WAIT).
+ * Also returns what shmb_region_adopt() does; SHMB_E_UNSUPPORTED for managed, pooled (cuMemAllocAsync) and imported
+ * memory; SHMB_E_OUT_OF_BOUNDS when it spans allocations (expandable segments).
+ */
+int shmb_cuda_export(struct shmb_client *client, const char *name, const void *device_pointer, uint64_t size,
+		     const struct shmb_region_options *options, struct shmb_region **ret);
+/*
+ * Allocates @size bytes (1 or more; whole multiples of the granularity of 2 MiB are taken) on the device with that
+ * ordinal in this process, exportable, maps and offers them. shmb_region_get_data() is the device pointer. It is freed by
+ * shmb_region_free(), and in fact with the last mapping of anybody.
+ */
+int shmb_cuda_alloc(struct shmb_client *client, const char *name, uint64_t size, int32_t device,
+		    const struct shmb_region_options *options, struct shmb_region **ret);
+/*
+ * Waits until all that @stream (a CUstream or cudaStream_t, NULL for the default stream) has been given is done, and
+ * registers the region if it was made with SHMB_REGION_OPT_UNPUBLISHED: from here on a consumer that asks finds it, with
+ * what was written. For data of a later time say so yourself after this call, by whatever request names the region.
+ * Also returns what shmb_region_adopt() does; SHMB_E_INVALID for a region of system memory.
+ */
+int shmb_cuda_publish(struct shmb_region *region, void *stream);
+
+struct shmb_cuda_handle {
+	size_t struct_size;
+	uint8_t device_uuid[16];
+	uint8_t handle[64];	  /* of cuIpcGetMemHandle(), of the allocation's base */
+	uint64_t allocation_size; /* bytes, 0 for unknown */
+	uint64_t offset;	  /* bytes into the allocation */
+	uint64_t size;
+	uint32_t owner_pid; /* of the process that exported it, in its own namespace; 0 for unknown */
+	uint32_t reserved;
+	uint64_t owner_pid_namespace; /* inode of /proc/PID/ns/pid, 0 for unknown */
+};
+/* Offers memory of another process, by a handle that it was given: for gateways. Needs no GPU. As shmb_region_adopt(). */
+int shmb_cuda_adopt(struct shmb_client *client, const char *name, const struct shmb_cuda_handle *handle,
+		    const struct shmb_region_options *options, struct shmb_region **ret);
+
+/*
+ * Gives a lease back when all that @stream has been given is done, without waiting: for work on the memory that still
+ * runs. On 0 the lease is gone for the caller; else it is as it was. The client must live until then.
+ * Also returns SHMB_E_STALE.
+ */
+int shmb_lease_release_after(struct shmb_lease *lease, void *stream);
+/*
+ * Page-locks the system memory behind a lease for the GPUs of this process, so that copies do not go through a bounce
+ * buffer: all of it, once, until this process unmaps it, which is when the region is gone. @device is the ordinal of a
+ * device whose context is used; @ret_device_pointer, which may be NULL, is where it sees the lease's first byte.
+ * Also returns SHMB_E_INVALID (not system memory, or SHMB_COPY), SHMB_E_SPARSE, SHMB_E_IN_USE (locked by somebody else in
+ * this process), SHMB_E_STALE.
+ */
+int shmb_lease_pin(struct shmb_lease *lease, int32_t device, void **ret_device_pointer);
+
 /* ---- pools ---- */
 
 #define SHMB_POOL_BLOCKS_MAX (1 << 20)
@@ -471,7 +541,8 @@ struct shmb_status { /* valid until the next call on the iterator */
 	char comm[17];
 	uint32_t n_holders, holders_total;
 	const struct shmb_holder *holders;
-	const char *key; /* "" when it has none or is not visible to this user */
+	const char *key;	 /* "" when it has none or is not visible to this user */
+	uint8_t device_uuid[16]; /* of GPU memory, else zero */
 };
 
 struct shmb_status_iter;

@@ -21,6 +21,7 @@ system_files = \
 	tests/system/broker.py \
 	tests/system/calls.py \
 	tests/system/conftest.py \
+	tests/system/cuda_programs.py \
 	tests/system/fuse.py \
 	tests/system/gpus.py \
 	tests/system/holder.py \
@@ -32,6 +33,7 @@ system_files = \
 	tests/system/test_bench.py \
 	tests/system/test_call_timeout.py \
 	tests/system/test_client.py \
+	tests/system/test_cuda_client.py \
 	tests/system/test_cuda_helper.py \
 	tests/system/test_cuda_relay.py \
 	tests/system/test_cuda_validate.py \
@@ -212,6 +214,7 @@ tests_demo_consumer_LDFLAGS = $(AM_LDFLAGS) -no-install
 
 # peers that the system tests start; the library is in them, so that they run wherever they are copied to
 tests_system_client_calls_LDADD = libclient.la
+tests_system_client_cuda_LDADD = libclient.la
 tests_system_client_memory_LDADD = libclient.la
 tests_system_client_restart_LDADD = libclient.la
 tests_system_client_threads_LDADD = libclient.la
@@ -271,6 +274,7 @@ test_programs = \
 	tests/stress/shmbrokerd-without-barrier \
 	tests/stress/stress \
 	tests/system/client-calls \
+	tests/system/client-cuda \
 	tests/system/client-dlopen \
 	tests/system/client-memory \
 	tests/system/client-restart \
@@ -280,3 +284,12 @@ test_programs = \
 check_PROGRAMS += $(test_programs)
 test-programs: $(test_programs)
 .PHONY: test-programs
+
+# our declarations of the GPU's driver, against the toolkit's
+EXTRA_DIST += tests/unit/cuda-driver-check.c
+if WITH_CUDA_HEADER
+check_LTLIBRARIES += tests/unit/libcuda-driver-check.la
+tests_unit_libcuda_driver_check_la_SOURCES = tests/unit/cuda-driver-check.c
+tests_unit_libcuda_driver_check_la_CPPFLAGS = $(CUDA_CPPFLAGS)
+test-programs: tests/unit/libcuda-driver-check.la
+endif

@@ -77,6 +77,49 @@ static inline __attribute__((always_inline)) int grant(struct shmb_client *clien
 	return 0;
 }
 
+/*
+ * The same for GPU memory that is open. It is no matter of nanoseconds: what is there is read under a lock, once it is
+ * counted and cannot go.
+ */
+static int acquire_cuda(struct shmb_client *client, uint32_t slot, uint64_t word, uint64_t offset, uint64_t size,
+			uint32_t access, struct shmb_lease *ret) {
+	uint64_t generation = layout_word_generation(word), window, extent;
+	CudaPlace place;
+
+	if (access & SHMB_COPY)
+		return ACQUIRE_MAP;
+	lane_count(&lane_cache.counters[slot].acquired);
+	if (atomic_load(&client->slots[slot].word) != word || !session_holds(client, client->registry)) {
+		lease_count_release(client, slot);
+		return session_holds(client, client->registry)
+			       ? ACQUIRE_AGAIN
+			       : error_set(SHMB_E_DETACHED, "the broker has ended this session");
+	}
+	if (!map_cuda_place(client, slot, generation, access, &place, &window, &extent)) {
+		lease_count_release(client, slot);
+		return ACQUIRE_MAP;
+	}
+	if (size == SHMB_REST && offset <= map_extent_size(extent))
+		size = map_extent_size(extent) - offset;
+	if (!range_within(offset, size, map_extent_size(extent))) {
+		lease_count_release(client, slot);
+		return error_set(SHMB_E_OUT_OF_BOUNDS, "offset and size are not within the region");
+	}
+	*ret = (struct shmb_lease){
+		.address = (void *)(uintptr_t)(place.base + window + offset),
+		.size = size,
+		.memory_type = SHMB_MEMORY_CUDA,
+		.device = place.device,
+		.generation = generation,
+		.access = access & ~(uint32_t)SHMB_NO_WAIT,
+		.flags = map_extent_flags(extent),
+		.client = client,
+		.internal = { [LEASE_SLOT] = slot, [LEASE_OFFSET] = offset },
+	};
+	memcpy(ret->device_uuid, place.uuid, sizeof(ret->device_uuid));
+	return 0;
+}
+
 /* grant() with its reasons told: 0, a wire code, -errno, or ACQUIRE_* */
 static int acquire(struct shmb_client *client, uint32_t slot, uint64_t word, uint64_t offset, uint64_t size,
 		   uint32_t access, struct shmb_lease *ret) {
@@ -94,6 +137,9 @@ static int acquire(struct shmb_client *client, uint32_t slot, uint64_t word, uin
 			       ? ACQUIRE_AGAIN
 			       : error_set(SHMB_E_DETACHED, "the broker has ended this session");
 	default:
+		if (atomic_load_explicit(&entry->generation, memory_order_acquire) == layout_word_generation(word) &&
+		    atomic_load_explicit(&client->map_details[slot].kind, memory_order_relaxed) != WIRE_KIND_MEMORY)
+			return acquire_cuda(client, slot, word, offset, size, access, ret);
 		region_size = map_extent_size(atomic_load_explicit(&entry->extent, memory_order_relaxed));
 		if (atomic_load_explicit(&entry->generation, memory_order_acquire) != layout_word_generation(word) ||
 		    range_within(offset, size == SHMB_REST ? 0 : size, region_size))

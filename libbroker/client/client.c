@@ -184,7 +184,8 @@ int shmb_client_new(struct shmb_client **ret, const char *socket_path, uint32_t 
 	struct shmb_client *client;
 	int r;
 
-	if (flags & ~(uint32_t)(SHMB_ACCEPT_UNSEALED | SHMB_NO_POPULATE | SHMB_FORCE_RMW | SHMB_NO_LEASE_PAGE))
+	if (flags & ~(uint32_t)(SHMB_ACCEPT_UNSEALED | SHMB_NO_POPULATE | SHMB_FORCE_RMW | SHMB_NO_LEASE_PAGE |
+				SHMB_CUDA_CONTEXT))
 		return error_set(SHMB_E_INVALID, "unknown flags");
 	client = calloc(1, sizeof(*client));
 	if (!client)

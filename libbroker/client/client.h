@@ -127,7 +127,9 @@ struct shmb_client {
 
 	pthread_mutex_t map_lock; /* objects, map entries, lanes, pools */
 	MappedObject *objects;
-	uint32_t *mapped_slots; /* slots whose entry is in use */
+	MappedObject *closing;	   /* what the GPU's driver has to close */
+	_Atomic bool closing_hint; /* there may be something */
+	uint32_t *mapped_slots;	   /* slots whose entry is in use */
 	uint32_t n_mapped;
 	uint32_t n_mapped_max;
 	uint64_t lanes_taken;

@@ -126,6 +126,9 @@ static int check_copy(const struct shmb_lease *lease, uint64_t offset, uint64_t 
 		return error_set(SHMB_E_ACCESS, "the lease is for reading only");
 	if (!range_within(offset, size, lease->size))
 		return error_set(SHMB_E_OUT_OF_BOUNDS, "offset and size are not within the lease");
+	if (lease->memory_type == SHMB_MEMORY_CUDA)
+		return error_set(SHMB_E_UNSUPPORTED,
+				 "GPU memory has no guarded copies: copy with the GPU's own functions");
 	if (lease->flags & SHMB_REGION_HUGETLB && (lease->access & SHMB_COPY || lease->flags & SHMB_REGION_UNSEALED))
 		return error_set(SHMB_E_UNSUPPORTED, "hugetlb memory has no guarded copies");
 	return 0;

@@ -117,6 +117,7 @@ static int status_read(struct shmb_status_iter *iter) {
 		.holders = iter->holders,
 		.key = copy_text(iter->key, sizeof(iter->key), key, entry.key_length),
 	};
+	memcpy(status->device_uuid, entry.device.bytes, sizeof(status->device_uuid));
 	copy_comm(status->comm, &entry.comm);
 	return 0;
 }

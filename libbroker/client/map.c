@@ -2,8 +2,10 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
+#include "lease.h"
 #include "map.h"
 #include "wire/compat.h"
 #include "wire/range.h"
@@ -32,6 +34,20 @@ static MappedObject *object_new(struct shmb_client *client, uint64_t id, uint32_
 	return object;
 }
 
+/* returns the one behind it */
+static MappedObject *object_free(MappedObject *object) {
+	MappedObject *next = object->next;
+
+	cuda_mapping_close(object->cuda);
+	if (object->pinned_on)
+		cuda_unpin(object->base, object->pinned_on - 1);
+	if (object->base)
+		munmap(object->base, object->size);
+	(void)close_fd(object->fd);
+	free(object);
+	return next;
+}
+
 static void object_release(struct shmb_client *client, MappedObject *object) {
 	if (!object || --object->n_refs)
 		return;
@@ -41,10 +57,29 @@ static void object_release(struct shmb_client *client, MappedObject *object) {
 			break;
 		}
 	}
-	if (object->base)
-		munmap(object->base, object->size);
-	(void)close_fd(object->fd);
-	free(object);
+	/* a driver may take its time, and the lock is held */
+	if (object->cuda || object->pinned_on) {
+		object->next = client->closing;
+		client->closing = object;
+		atomic_store_explicit(&client->closing_hint, true, memory_order_relaxed);
+		return;
+	}
+	(void)object_free(object);
+}
+
+/* after map_lock was let go */
+static void close_what_is_over(struct shmb_client *client) {
+	MappedObject *object;
+
+	if (__builtin_expect(!atomic_load_explicit(&client->closing_hint, memory_order_relaxed), 1) || !cuda_may_call())
+		return;
+	pthread_mutex_lock(&client->map_lock);
+	object = client->closing;
+	client->closing = NULL;
+	atomic_store_explicit(&client->closing_hint, false, memory_order_relaxed);
+	pthread_mutex_unlock(&client->map_lock);
+	while (object)
+		object = object_free(object);
 }
 
 static int object_map(MappedObject *object, int fd, uint64_t size) {
@@ -105,8 +140,8 @@ static int slots_reserve(struct shmb_client *client) {
 }
 
 /* what the broker answered to MAP: map_lock is held */
-static int entry_fill(struct shmb_client *client, uint32_t slot, const WireMapReply *reply, int *fd, uint32_t access,
-		      bool had_object) {
+static int entry_fill(struct shmb_client *client, uint32_t slot, const WireMapReply *reply, int *fd, CudaMapping **cuda,
+		      uint32_t access, bool had_object) {
 	MapEntry *entry = &client->maps[slot];
 	MapDetail *detail = entry_detail(client, entry);
 	uint32_t mode = map_mode(access);
@@ -122,7 +157,7 @@ static int entry_fill(struct shmb_client *client, uint32_t slot, const WireMapRe
 	if (reply->size > MAP_SIZE_MAX || reply->flags > UINT8_MAX)
 		return -EOVERFLOW;
 	object = object_find(client, reply->object, mode, reply->object_size);
-	if (!object && *fd < 0)
+	if (!object && *fd < 0 && !*cuda)
 		return had_object ? -EAGAIN : -EPROTO;
 	r = slots_reserve(client);
 	if (!object && !r) {
@@ -133,7 +168,11 @@ static int entry_fill(struct shmb_client *client, uint32_t slot, const WireMapRe
 		return r;
 
 	object->n_refs++;
-	if (access & SHMB_COPY) {
+	if (reply->kind != WIRE_KIND_MEMORY) {
+		if (!object->cuda)
+			object->cuda = steal_ptr(*cuda);
+		r = object->cuda ? cuda_mapping_check(object->cuda, reply) : -EAGAIN;
+	} else if (access & SHMB_COPY) {
 		if (object->fd < 0)
 			object->fd = steal_fd(fd);
 	} else {
@@ -155,7 +194,7 @@ static int entry_fill(struct shmb_client *client, uint32_t slot, const WireMapRe
 		object_release(client, object);
 	else
 		detail->object[mode] = object;
-	if (!(access & SHMB_COPY))
+	if (!(access & SHMB_COPY) && object->base)
 		atomic_store_explicit(&entry->base[mode], object->base + reply->offset, memory_order_release);
 	atomic_store_explicit(&entry->generation, reply->generation, memory_order_release);
 	return 0;
@@ -168,7 +207,7 @@ static bool entry_serves(const struct shmb_client *client, const MapEntry *entry
 
 	if (entry->generation != generation || !object)
 		return false;
-	return access & SHMB_COPY ? object->fd >= 0 : !!entry->base[mode];
+	return access & SHMB_COPY ? object->fd >= 0 : entry->base[mode] || object->cuda;
 }
 
 static int check_unsealed(const struct shmb_client *client, uint32_t flags, uint32_t access) {
@@ -179,7 +218,7 @@ static int check_unsealed(const struct shmb_client *client, uint32_t flags, uint
 }
 
 static int ask(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, uint64_t have_object,
-	       WireMapReply *ret, int *ret_fd) {
+	       WireMapReply *ret, uint8_t *ret_handle, int *ret_fd) {
 	WireMapRequest request = {
 		.slot = slot,
 		.access = WIRE_ACCESS_READ | (access & SHMB_WRITE ? WIRE_ACCESS_WRITE : 0),
@@ -187,32 +226,51 @@ static int ask(struct shmb_client *client, uint32_t slot, uint64_t generation, u
 		.have_object = have_object,
 		.flags = access & SHMB_COPY ? WIRE_MAP_WANT_FD : 0,
 	};
+	const uint8_t *handle;
 	WireReader body;
 	Call call;
 	int r;
 
 	r = call_fixed(client, WIRE_OP_MAP, &request, sizeof(request), NULL, &call, &body, ret, sizeof(*ret));
 	if (!r) {
-		if (!wire_read_bytes(&body, ret->handle_length) || !wire_reader_end(&body) ||
-		    ret->generation != generation)
+		handle = wire_read_bytes(&body, ret->handle_length);
+		if (!handle || !wire_reader_end(&body) || ret->generation != generation ||
+		    ret->handle_length != (ret->kind == WIRE_KIND_CUDA_IPC ? WIRE_HANDLE_SIZE : 0))
 			r = error_plain(-EPROTO);
-		else if (call.n_fds)
+		else
+			memcpy(ret_handle, handle, ret->handle_length);
+		if (!r && call.n_fds)
 			*ret_fd = steal_fd(&call.fds[0]);
 	}
 	call_end(&call);
 	return r;
 }
 
+/* @had: this process has the allocation open already */
+static int open_cuda(struct shmb_client *client, const WireMapReply *reply, const uint8_t *handle, int fd,
+		     uint32_t access, bool had, CudaMapping **ret) {
+	if (access & SHMB_COPY)
+		return error_set(SHMB_E_UNSUPPORTED,
+				 "GPU memory has no guarded copies: copy with the GPU's own functions");
+	if (had)
+		return 0;
+	if (reply->kind == WIRE_KIND_CUDA_VMM && fd < 0)
+		return -EAGAIN;
+	return cuda_mapping_open(client, reply, handle, fd, access, ret);
+}
+
 int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, uint64_t offset,
 	       uint64_t size) {
 	MapEntry *entry = &client->maps[slot];
 	uint64_t have = client->details[slot].object;
+	uint8_t handle[WIRE_HANDLE_SIZE];
 	WireMapReply reply;
 	bool had, served;
 	int r;
 
 	for (int i = 0; i < ASK_AGAIN_MAX; ++i) {
 		_cleanup_(closep) int fd = -EBADF;
+		CudaMapping *cuda = NULL;
 
 		pthread_mutex_lock(&client->map_lock);
 		served = entry_serves(client, entry, generation, access);
@@ -222,23 +280,32 @@ int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, u
 		if (served || r)
 			return r;
 		/* whoever else maps the same meanwhile asks for the same: the second answer changes nothing */
-		r = ask(client, slot, generation, access, had ? have : 0, &reply, &fd);
-		if (r)
-			return r;
-		r = check_unsealed(client, reply.flags, access);
+		r = ask(client, slot, generation, access, had ? have : 0, &reply, handle, &fd);
+		if (!r)
+			r = check_unsealed(client, reply.flags, access);
 		if (r)
 			return r;
 		if (reply.kind != WIRE_KIND_MEMORY)
-			return error_set(SHMB_E_UNSUPPORTED, "this library was built without CUDA");
+			r = open_cuda(client, &reply, handle, fd, access, had && have == reply.object, &cuda);
+		if (r == -EAGAIN) {
+			have = 0;
+			continue;
+		}
+		if (r)
+			return r;
 
 		pthread_mutex_lock(&client->map_lock);
-		r = entry_fill(client, slot, &reply, &fd, access, had);
-		if (!r && !(access & SHMB_COPY) && range_within(offset, size, map_extent_size(entry->extent)))
+		r = entry_fill(client, slot, &reply, &fd, &cuda, access, had);
+		if (!r && reply.kind == WIRE_KIND_MEMORY && !(access & SHMB_COPY) &&
+		    range_within(offset, size, map_extent_size(entry->extent)))
 			populate(client, entry, entry->base[map_mode(access)], map_mode(access), offset, size);
 		pthread_mutex_unlock(&client->map_lock);
-		/* what we had is gone meanwhile, or is too small: ask for the fd */
+		/* another thread may have been first */
+		cuda_mapping_close(cuda);
+		close_what_is_over(client);
+		/* what is out of bounds has its sentence; what we had is gone meanwhile, or is too small: ask for the fd */
 		if (r != -EAGAIN)
-			return r ? error_plain(r) : 0;
+			return r && r != SHMB_E_OUT_OF_BOUNDS ? error_plain(r) : r;
 		have = 0;
 	}
 	return error_plain(SHMB_E_AGAIN);
@@ -253,6 +320,35 @@ int map_copy_fd(struct shmb_client *client, uint32_t slot, uint64_t generation, 
 		fd = entry_detail(client, entry)->object[map_mode(access)]->fd;
 	pthread_mutex_unlock(&client->map_lock);
 	return fd;
+}
+
+bool map_cuda_place(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, CudaPlace *ret,
+		    uint64_t *ret_offset, uint64_t *ret_extent) {
+	const MapEntry *entry = &client->maps[slot];
+	const MapDetail *detail = &client->map_details[slot];
+	const MappedObject *object;
+	bool found;
+
+	pthread_mutex_lock(&client->map_lock);
+	object = detail->object[map_mode(access)];
+	found = entry->generation == generation && object && object->cuda;
+	if (found) {
+		cuda_mapping_place(object->cuda, ret);
+		*ret_offset = detail->offset;
+		*ret_extent = entry->extent;
+	}
+	pthread_mutex_unlock(&client->map_lock);
+	return found;
+}
+
+MappedObject *map_lease_object(const struct shmb_lease *lease) {
+	struct shmb_client *client = lease->client;
+	MappedObject *object;
+
+	pthread_mutex_lock(&client->map_lock);
+	object = client->map_details[lease->internal[LEASE_SLOT]].object[map_mode(lease->access)];
+	pthread_mutex_unlock(&client->map_lock);
+	return object;
 }
 
 void maps_reap(struct shmb_client *client) {
@@ -280,11 +376,14 @@ void maps_reap(struct shmb_client *client) {
 		client->mapped_slots[i] = client->mapped_slots[--client->n_mapped];
 	}
 	pthread_mutex_unlock(&client->map_lock);
+	close_what_is_over(client);
 }
 
 void maps_free(struct shmb_client *client) {
 	for (uint32_t i = 0; i < client->n_mapped; ++i)
 		entry_clear(client, &client->maps[client->mapped_slots[i]]);
+	for (MappedObject *object = client->closing; object;)
+		object = object_free(object);
 	free(client->mapped_slots);
 	if (client->maps)
 		munmap(client->maps, maps_size(client->capacity));

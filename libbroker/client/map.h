@@ -8,12 +8,16 @@
  * Entries are read by acquires without a lock, and changed under map_lock only. An entry's generation is 0 whenever
  * its other fields change. An object is unmapped only when the registry shows that the generation is over, which it
  * does not before the broker has seen that this process holds no lease on it.
+ *
+ * GPU memory is opened once per object and access mode likewise. Its entries have no base, so that the fast path finds
+ * nothing and the slow one looks at the detail. Drivers are called without map_lock: what is over waits in
+ * client->closing until somebody may.
  */
 
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "client.h"
+#include "cuda-client.h"
 
 struct MappedObject {
 	MappedObject *next;
@@ -21,20 +25,22 @@ struct MappedObject {
 	uint64_t size;	   /* bytes that are mapped */
 	uint32_t writable; /* the access mode: one object for reading, one for writing */
 	uint32_t n_refs;   /* windows */
-	uint8_t *base;	   /* NULL until a pointer is wanted */
+	uint8_t *base;	   /* NULL until a pointer is wanted, and of GPU memory */
 	int fd;		   /* kept for guarded copies, else -EBADF */
+	int32_t pinned_on; /* device + 1 for which the driver has locked its pages, 0 for none */
+	CudaMapping *cuda; /* NULL of system memory */
 };
 
 /* all that an acquire looks at; many regions are used at random, and each line and page of these is a miss */
 struct MapEntry {
 	_Atomic uint64_t generation; /* 0 while the entry is empty or changes */
 	_Atomic uint64_t extent;     /* size of the region, as MAP said, and above it WIRE_REGION_* flags */
-	_Atomic(uint8_t *) base[2];  /* the window, for reading and for writing; NULL when not mapped so */
+	_Atomic(uint8_t *) base[2];  /* the window, for reading and for writing; NULL when not mapped so, and of GPUs */
 };
 
 struct MapDetail {
 	_Atomic uint64_t offset; /* of the region in the object */
-	uint64_t kind;
+	_Atomic uint64_t kind;	 /* WIRE_KIND_* */
 	MappedObject *object[2]; /* under map_lock */
 };
 
@@ -63,6 +69,14 @@ int map_ensure(struct shmb_client *client, uint32_t slot, uint64_t generation, u
 	       uint64_t size);
 /* the fd for guarded copies on a window that is mapped with SHMB_COPY, or -EBADF; valid as long as the lease */
 int map_copy_fd(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access);
+/*
+ * Where the GPU memory of @generation is for @access, and the region's extent. The caller has counted in the slot, so
+ * that it stays. false when it is not open so.
+ */
+bool map_cuda_place(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, CudaPlace *ret,
+		    uint64_t *ret_offset, uint64_t *ret_extent);
+/* the mapping behind a lease that has an address in system memory */
+MappedObject *map_lease_object(const struct shmb_lease *lease);
 /* unmaps what is over */
 void maps_reap(struct shmb_client *client);
 void maps_free(struct shmb_client *client);

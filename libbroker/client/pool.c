@@ -192,6 +192,8 @@ static int pool_map(struct shmb_pool *pool, const struct shmb_handle *handle) {
 		pool->lease.client = NULL;
 		return r;
 	}
+	if (pool->lease.memory_type != SHMB_MEMORY_CPU)
+		return error_set(SHMB_E_INVALID, "the region is of GPU memory, in which there are no pools");
 	pool->slot = handle->slot;
 	pool->generation = handle->generation;
 	if (pool->lease.size < sizeof(header) || (uintptr_t)pool->lease.address % _Alignof(uint64_t))

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-#include "client.h"
+#include "cuda-client.h"
 #include "wire/compat.h"
 #include "wire/name.h"
 
@@ -44,6 +44,8 @@ struct shmb_region {
 	bool retired;
 	_Atomic(uint8_t *) mapped; /* whole pages */
 	uint64_t mapped_size;
+	CudaOwned *cuda;			 /* NULL of system memory */
+	struct shmb_region_options *unpublished; /* what it is to be registered with; NULL once it is */
 };
 
 static const struct shmb_region_options *options_get(const struct shmb_region_options *options,
@@ -67,7 +69,7 @@ static int check_options(const struct shmb_region_options *options) {
 	if (!options->struct_size)
 		return error_set(SHMB_E_INVALID, "struct_size of the options is not set");
 	if (options->flags & ~(uint32_t)(SHMB_REGION_OPT_KEEP | SHMB_REGION_OPT_REPLACE | SHMB_REGION_OPT_READ_ONLY |
-					 SHMB_REGION_OPT_POPULATE))
+					 SHMB_REGION_OPT_POPULATE | SHMB_REGION_OPT_UNPUBLISHED))
 		return error_set(SHMB_E_INVALID, "unknown option flags");
 	if (options->huge_pages != SHMB_HUGE_NONE && options->huge_pages != SHMB_HUGE_2M &&
 	    options->huge_pages != SHMB_HUGE_1G)
@@ -129,6 +131,8 @@ static void region_drop(struct shmb_region *region) {
 	if (region->mapped)
 		munmap(region->mapped, region->mapped_size);
 	file_unref(region->file);
+	cuda_owned_free(region->cuda);
+	free(region->unpublished);
 	free(region->name);
 	free(region);
 }
@@ -301,6 +305,23 @@ static bool batch_has_room(const Batch *batch, const char *name, const struct sh
 	       wire_writer_room(&batch->writer) >= size;
 }
 
+static void batch_add_cuda(Batch *batch, const struct shmb_region *region, int fd, CudaOffer *ret,
+			   WireRegisterEntry *entry) {
+	cuda_owned_offer(region->cuda, ret);
+	entry->kind = ret->kind;
+	entry->object_size = ret->object_size;
+	entry->handle_length = ret->kind == WIRE_KIND_CUDA_IPC ? WIRE_HANDLE_SIZE : 0;
+	entry->fd_index = entry->read_only_fd_index = WIRE_NO_FD;
+	entry->owner_pid = ret->owner_pid;
+	entry->owner_pid_namespace = ret->owner_pid_namespace;
+	memcpy(entry->device.bytes, ret->device, sizeof(entry->device.bytes));
+	if (fd < 0)
+		return;
+	entry->fd_index = (uint16_t)batch->n_fds;
+	batch->read_only_of[batch->n_fds] = WIRE_NO_FD;
+	batch->fds[batch->n_fds++] = fd;
+}
+
 static void batch_add(Batch *batch, struct shmb_region *region, int fd, const struct shmb_region_options *options,
 		      uint32_t position) {
 	WireRegisterEntry entry = {
@@ -315,9 +336,14 @@ static void batch_add(Batch *batch, struct shmb_region *region, int fd, const st
 		.flags = (uint16_t)((options->flags & SHMB_REGION_OPT_KEEP ? WIRE_REGISTER_KEEP : 0) |
 				    (options->flags & SHMB_REGION_OPT_REPLACE ? WIRE_REGISTER_REPLACE : 0)),
 	};
+	CudaOffer offer;
 
-	batch_add_fds(batch, fd, &entry);
-	if (!(options->flags & SHMB_REGION_OPT_READ_ONLY) && (fcntl(region->file->fd, F_GETFL) & O_ACCMODE) == O_RDWR)
+	if (region->cuda)
+		batch_add_cuda(batch, region, fd, &offer, &entry);
+	else
+		batch_add_fds(batch, fd, &entry);
+	if (!(options->flags & SHMB_REGION_OPT_READ_ONLY) &&
+	    (region->cuda || (fcntl(region->file->fd, F_GETFL) & O_ACCMODE) == O_RDWR))
 		entry.access |= WIRE_ACCESS_WRITE;
 	wire_write(&batch->writer, &entry, sizeof(entry));
 	wire_write(&batch->writer, region->name, entry.name_length);
@@ -327,6 +353,8 @@ static void batch_add(Batch *batch, struct shmb_region *region, int fd, const st
 	for (uint32_t i = 0; i < options->n_allowed_gids; ++i)
 		wire_write(&batch->writer, &(WireAclEntry){ WIRE_ACL_GID, options->allowed_gids[i] },
 			   sizeof(WireAclEntry));
+	if (entry.handle_length)
+		wire_write(&batch->writer, offer.handle, entry.handle_length);
 	wire_write(&batch->writer, options_key(options), entry.key_length);
 	region->kept = options->flags & SHMB_REGION_OPT_KEEP;
 	batch->regions[batch->head->count] = region;
@@ -396,6 +424,94 @@ static int region_register(struct shmb_region *region, const struct shmb_region_
 	return r;
 }
 
+/* ---- GPU memory ---- */
+
+/* what it points to is the caller's only as long as its call */
+static struct shmb_region_options *options_copy(const struct shmb_region_options *options) {
+	size_t n_uids = options->n_allowed_uids, n_gids = options->n_allowed_gids;
+	size_t key_size = strlen(options_key(options)) + 1;
+	struct shmb_region_options *copy = malloc(sizeof(*copy) + (n_uids + n_gids) * sizeof(uint32_t) + key_size);
+	uint32_t *ids;
+
+	if (!copy)
+		return NULL;
+	*copy = *options;
+	ids = (uint32_t *)(copy + 1);
+	if (n_uids)
+		memcpy(ids, options->allowed_uids, n_uids * sizeof(*ids));
+	if (n_gids)
+		memcpy(ids + n_uids, options->allowed_gids, n_gids * sizeof(*ids));
+	copy->allowed_uids = ids;
+	copy->allowed_gids = ids + n_uids;
+	copy->key = memcpy(ids + n_uids + n_gids, options_key(options), key_size);
+	return copy;
+}
+
+static int check_cuda(const struct shmb_region_options *options, uint64_t size) {
+	if (options->flags & SHMB_REGION_OPT_POPULATE || options->huge_pages || options->numa_node)
+		return error_set(SHMB_E_INVALID, "GPU memory has neither populate, huge_pages nor numa_node");
+	return size ? 0 : error_set(SHMB_E_OUT_OF_BOUNDS, "the size is 0");
+}
+
+int region_adopt_cuda(struct shmb_client *client, const char *name, uint64_t offset, uint64_t size,
+		      const struct shmb_region_options *asked, CudaOwned *owned, int passed_fd,
+		      struct shmb_region **ret) {
+	_cleanup_(closep) int fd = passed_fd;
+	struct shmb_region_options copy;
+	const struct shmb_region_options *options = options_get(asked, &copy);
+	struct shmb_region *region = NULL;
+	MemoryFile *file;
+	int r;
+
+	r = check_options(options) ?: check_name(name) ?: check_cuda(options, size);
+	if (!r) {
+		/* one without an fd has a file all the same */
+		file = file_new(fd);
+		if (file)
+			(void)steal_fd(&fd);
+		region = region_new(client, name, file, offset, size);
+		r = region ? 0 : error_plain(-ENOMEM);
+	}
+	if (r) {
+		cuda_owned_free(owned);
+		return r;
+	}
+	region->cuda = owned;
+	if (options->flags & SHMB_REGION_OPT_UNPUBLISHED) {
+		region->unpublished = options_copy(options);
+		r = region->unpublished ? 0 : error_plain(-ENOMEM);
+	} else {
+		r = region_register(region, options);
+	}
+	if (r) {
+		region_drop(region);
+		return r;
+	}
+	*ret = region;
+	return 0;
+}
+
+int region_publish(struct shmb_region *region) {
+	int r;
+
+	if (!region->unpublished)
+		return 0;
+	r = region_register(region, region->unpublished);
+	if (!r) {
+		free(region->unpublished);
+		region->unpublished = NULL;
+	}
+	return r;
+}
+
+const CudaOwned *region_get_owned(const struct shmb_region *region) {
+	return region->cuda;
+}
+
+struct shmb_client *region_get_client(const struct shmb_region *region) {
+	return region->client;
+}
+
 int region_create(struct shmb_client *client, const char *name, uint64_t size, const struct shmb_region_options *asked,
 		  void (*fill)(void *memory, const void *userdata), const void *userdata, struct shmb_region **ret) {
 	struct shmb_region_options copy;
@@ -408,6 +524,8 @@ int region_create(struct shmb_client *client, const char *name, uint64_t size, c
 	r = check_options(options) ?: check_name(name);
 	if (r)
 		return r;
+	if (options->flags & SHMB_REGION_OPT_UNPUBLISHED)
+		return error_set(SHMB_E_INVALID, "only GPU memory can be published later");
 	if (fill && (options->flags & SHMB_REGION_OPT_READ_ONLY || options->huge_pages))
 		return error_set(SHMB_E_UNSUPPORTED,
 				 "nobody else could write to it: neither SHMB_REGION_OPT_READ_ONLY nor "
@@ -462,6 +580,8 @@ static int adopt_one(struct shmb_client *client, struct shmb_region_spec *specs,
 	r = check_options(options) ?: check_name(spec->name);
 	if (r)
 		return r;
+	if (options->flags & SHMB_REGION_OPT_UNPUBLISHED)
+		return error_set(SHMB_E_INVALID, "only GPU memory can be published later");
 	if (!spec->size)
 		return error_set(SHMB_E_OUT_OF_BOUNDS, "the size is 0");
 	file = file_of(specs, i);
@@ -531,6 +651,8 @@ void *shmb_region_get_data(struct shmb_region *region) {
 	uint64_t size = region->offset - begin + region->size;
 	uint8_t *mapped = atomic_load(&region->mapped), *found = NULL;
 
+	if (region->cuda)
+		return cuda_owned_pointer(region->cuda);
 	if (mapped)
 		return mapped + (region->offset - begin);
 	mapped = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, region->file->fd, (off_t)begin);

@@ -11,7 +11,8 @@ from setuptools.command.build_ext import build_ext
 from wheel.bdist_wheel import bdist_wheel
 
 HERE = pathlib.Path(__file__).resolve().parent
-LIBRARY = [path for place in ("client", "wire") for path in sorted((HERE.parent / place).glob("*.c"))]
+LIBRARY = [path for place in ("client", "wire") for path in sorted((HERE.parent / place).glob("*.c"))
+           if not path.stem.endswith("-fallback")]
 
 
 class AbiWheel(bdist_wheel):

@@ -26,7 +26,8 @@ def program(name):
     if built.exists():
         return built
     built = pathlib.Path(build_place().name) / name
-    sources = [TOP / f"tests/system/{name}.c", *(TOP / "libbroker/client").glob("*.c"), *(TOP / "libbroker/wire").glob("*.c")]
+    library = (path for place in ("client", "wire") for path in (TOP / "libbroker" / place).glob("*.c"))
+    sources = [TOP / f"tests/system/{name}.c", *(path for path in library if not path.stem.endswith("-fallback"))]
     subprocess.run(["gcc", "-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", f"-I{TOP / 'libbroker'}",
                     f"-I{TOP / 'libbroker/client'}", "-o", built, *sources], check=True)
     return built
