@@ -8,6 +8,7 @@ import shutil
 import pytest
 from broker import ADMIN, CONSUMER, KEEPER, OTHER, OWNER, ROOT, until
 from cuda_programs import CONTEXT, COPY, CPU, GPU, MIB2, NO_WAIT, READ, WRITE, Failed, gpus  # noqa: F401
+from gpus import is_built
 from protocol_client import NUMBERS, STATE
 from restart import LastingBroker
 
@@ -16,6 +17,7 @@ STRICT, FORCE, WAIT = 0, 2, 0x100
 UNPUBLISHED, KEEP, READ_ONLY = 16, 1, 4
 STUB = pathlib.Path("/usr/local/cuda/lib64/stubs/libcuda.so")
 
+pytestmark = pytest.mark.skipif(not is_built(), reason="built without GPU memory")
 # pylint: disable=redefined-outer-name
 
 
