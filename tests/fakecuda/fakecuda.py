@@ -484,11 +484,12 @@ class GpuProcess:
         """Begins a call; finish() waits for it."""
         _send(self.channel, (method, arguments, how))
 
-    def finish(self):
+    def finish(self, quiet=False):
         (good, value), _ = _receive(self.channel)
         if good:
             return value
-        print(getattr(value, "add_text", ""))
+        if not quiet:
+            print(getattr(value, "add_text", ""))
         raise value
 
     def __getattr__(self, method):
@@ -503,8 +504,9 @@ class GpuProcess:
 
     def code(self, method, *arguments, **how):
         """The code that a call fails with, 0 when it does not."""
+        self.begin(method, *arguments, **how)
         try:
-            getattr(self, method)(*arguments, **how)
+            self.finish(quiet=True)
         except CudaError as error:
             return error.code
         return 0

@@ -11,10 +11,12 @@ import struct
 import subprocess
 import tempfile
 
+import pytest
 from broker import BROKER, BUILD, LIBC, Peer, PeerClient, ROOT, become, until
 from fakecuda import CLONE_NEWPID, MIB2, Fake, Gpu
 from protocol_client import READ_WRITE, Refused, cuda_entry
 
+REAL = os.environ.get("SHMBROKER_TEST_GPU")
 HELPER = BUILD / "shmbroker-cuda-helper"
 SYS_CLONE3 = 435
 
@@ -32,8 +34,8 @@ def is_built():
 
 
 def section(**keys):
-    """The configuration of a broker: short times, and fds that are not a real driver's."""
-    values = {"helper": HELPER, "check_fd": "no", "helper_idle": "300ms", **keys}
+    """The configuration of a broker: short times, and fds that are not a real driver's where that is not one."""
+    values = {"helper": HELPER, "check_fd": "yes" if REAL else "no", "helper_idle": "300ms", **keys}
     return "[cuda]\n" + "".join(f"{key} = {value}\n" for key, value in values.items())
 
 
@@ -149,12 +151,10 @@ def fork_as(pid):
     return result
 
 
-class Machine(Fake):
-    """A Fake with a broker's configuration, and peers on it."""
+class Brokers:
+    """Brokers and peers on a machine."""
 
-    def __init__(self, start, **settings):
-        super().__init__(**settings)
-        self.start_broker = start
+    start_broker = None
 
     def broker(self, mode="auto", environment=None, more="", kind=None, **keys):
         how = {"kind": kind} if kind else {}
@@ -163,6 +163,64 @@ class Machine(Fake):
 
     def peer(self, broker, uid, **how):
         return GpuPeer(broker, uid, self, **how)
+
+
+class Machine(Brokers, Fake):
+    """A machine with fake GPUs."""
+
+    def needs_fake(self):
+        """Said by tests of what a real driver cannot be made to do."""
+
+
+class Anything:
+    """What a real driver does not tell: equal to whatever is expected."""
+
+    def __eq__(self, other):
+        return True
+
+    def get(self, _):
+        return self
+
+
+class RealMachine(Brokers):
+    """This machine with its real GPUs; tests that need a fake one are skipped."""
+
+    library = REAL
+
+    def __init__(self, **settings):
+        if settings:
+            self.needs_fake()
+
+    def needs_fake(self):
+        pytest.skip("needs the fake driver")
+
+    def environment(self, **more):
+        return more
+
+    def balance(self, **_):
+        return Anything()
+
+    def set(self, **_):
+        self.needs_fake()
+
+    def inject(self, *_):
+        self.needs_fake()
+
+    def log(self, *_, **__):
+        self.needs_fake()
+
+    def used(self):
+        self.needs_fake()
+
+    def close(self):
+        pass
+
+
+def make_machine(start, **settings):
+    """A machine with fake GPUs, or this one where tests/gpu/check runs."""
+    machine = RealMachine(**settings) if REAL else Machine(**settings)
+    machine.start_broker = start
+    return machine
 
 
 REQUEST = struct.Struct("<IIQ64sQQQIIII")

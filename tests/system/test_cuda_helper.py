@@ -9,7 +9,7 @@ import signal
 import pytest
 from broker import ADMIN, BUILD, CONSUMER, KEEPER, OTHER, OWNER, ROOT, until
 from fakecuda import MIB2
-from gpus import Machine, end_helpers, helpers_of, is_built, text_uuid, the_helper
+from gpus import end_helpers, helpers_of, is_built, make_machine, text_uuid, the_helper
 from protocol_client import NUMBERS, READ, READ_WRITE, REGION, Refused
 
 pytestmark = pytest.mark.skipif(not is_built(), reason="built without GPU memory")
@@ -23,7 +23,7 @@ def machine(start):
     machines = []
 
     def make(**settings):
-        machines.append(Machine(start, **settings))
+        machines.append(make_machine(start, **settings))
         return machines[-1]
 
     yield make
@@ -257,6 +257,7 @@ def test_8_what_is_no_handle(machine, code):
 
 def test_10_a_call_that_hangs(machine):
     there = machine()
+    there.needs_fake()
     broker = there.broker(operation_timeout="200ms", helper_idle="60s")
     owner, other = there.peer(broker, OWNER), there.peer(broker, OTHER)
     owner.offer_ipc("x")
@@ -283,6 +284,7 @@ def test_10_a_call_that_hangs(machine):
 
 def test_10_a_start_that_hangs(machine):
     there = machine()
+    there.needs_fake()
     there.inject(f"cuInit hang comm={HELPER_COMM}")
     broker = there.broker(start_timeout="200ms")
     owner, other = there.peer(broker, OWNER), there.peer(broker, OTHER)
@@ -298,6 +300,7 @@ def test_10_a_start_that_hangs(machine):
 
 def test_11_a_helper_that_dies(machine):
     there = machine()
+    there.needs_fake()
     broker = there.broker(helper_idle="60s")
     owner = there.peer(broker, OWNER)
     there.inject(f"cuMemGetAddressRange_v2 abort comm={HELPER_COMM}")
@@ -326,6 +329,7 @@ def test_11_a_helper_that_dies(machine):
 
 def test_12_a_context_that_breaks(machine):
     there = machine()
+    there.needs_fake()
     broker = there.broker(helper_idle="60s")
     owner = there.peer(broker, OWNER)
     owner.offer_ipc("x")
@@ -500,6 +504,7 @@ def test_16_an_fd_outlives_its_owner(machine):
 
 def test_16_a_read_only_mapping(machine):
     there = machine()
+    there.needs_fake()
     broker = there.broker()
     owner, consumer = there.peer(broker, OWNER), there.peer(broker, CONSUMER)
     owner.offer_vmm("x", data=b"read me", access=READ)
@@ -513,6 +518,7 @@ def test_16_a_read_only_mapping(machine):
 
 def test_16_bad_fds(machine):
     there = machine()
+    there.needs_fake()
     broker = there.broker()
     owner = there.peer(broker, OWNER)
     uuid = owner.gpu("uuid")
@@ -524,6 +530,7 @@ def test_16_bad_fds(machine):
 
 def test_16_fds_that_cannot_be_cuda(machine):
     there = machine()
+    there.needs_fake()
     broker = there.broker(check_fd="yes")
     owner = there.peer(broker, OWNER)
     with refused("BAD_FD", "system memory, not a CUDA allocation"):
@@ -582,6 +589,7 @@ def test_hold_and_a_helper_that_must_change_its_pid(machine):
 
 def test_what_waits_is_dropped_with_its_session(machine):
     there = machine()
+    there.needs_fake()
     there.inject(f"cuIpcOpenMemHandle_v2 delay=500 comm={HELPER_COMM}")
     broker = there.broker("hold")
     owner, other = there.peer(broker, OWNER), there.peer(broker, OTHER)

@@ -508,3 +508,14 @@ def test_functions_by_name(machine):
     assert one.function_named("cuDeviceGetUuid", 11020) == one.address_of("cuDeviceGetUuid")
     assert one.function_named("cuDeviceGetUuid", 13000) == one.address_of("cuDeviceGetUuid_v2")
     assert one.function_named("cuNoSuchThing", 13000) is None
+
+
+def test_the_experiments_for_a_real_gpu():
+    """Nothing is wrong with them, and without a GPU they are counted as not run."""
+    script = HERE.parent / "gpu/check"
+    run = subprocess.run([sys.executable, "-B", script, "--fake"], check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "FAILED" not in run.stdout and " 0 failed" in run.stdout
+    none = subprocess.run([sys.executable, "-B", script, "--library=/nonexistent/libcuda.so.1"], check=False, capture_output=True,
+                          text=True)
+    assert none.returncode == 77 and "experiments and the system tests of GPU memory were not run" in none.stdout
