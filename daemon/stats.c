@@ -164,7 +164,7 @@ uint32_t stats_each(Session *session, uint64_t cursor, bool help, bool accounts,
 
 void stats_info(const Broker *broker, void (*each)(void *userdata, const char *key, const char *value),
 		void *userdata) {
-	char number[32], cuda[WIRE_TEXT_MAX];
+	char name[48], number[32], cuda[WIRE_TEXT_MAX];
 
 	each(userdata, "version", PACKAGE_VERSION);
 	each(userdata, "loop", loop_name(broker->loop));
@@ -180,6 +180,13 @@ void stats_info(const Broker *broker, void (*each)(void *userdata, const char *k
 	each(userdata, "capacity", number);
 	snprintf(number, sizeof(number), "%" PRIu64, broker->fd_budget);
 	each(userdata, "fd_budget", number);
+	for (AccountResource i = 0; i < _ACCOUNT_RESOURCE_N; ++i) {
+		if (broker->accounts.limits[i] == ACCOUNT_UNLIMITED)
+			continue;
+		snprintf(name, sizeof(name), "quota_%s", account_resource_name(i));
+		snprintf(number, sizeof(number), "%" PRIu64, broker->accounts.limits[i]);
+		each(userdata, name, number);
+	}
 	each(userdata, "unsealed", broker->config->unsealed ? "accept" : "refuse");
 	cuda_describe(broker->cuda, cuda, sizeof(cuda));
 	each(userdata, "cuda", cuda);

@@ -63,10 +63,6 @@ system_files = \
 	tests/system/test_systemd_restart.py \
 	tests/system/test_upgrade.py
 EXTRA_DIST += $(system_files)
-# of the gateway's doors
-gateway_files = \
-	tests/gateway/test_metrics.py
-EXTRA_DIST += $(gateway_files)
 
 python_files = \
 	tests/python/conftest.py \
@@ -89,10 +85,13 @@ python_files = \
 EXTRA_DIST += $(python_files)
 
 gateway_files = \
+	tests/gateway/browser.py \
 	tests/gateway/conftest.py \
+	tests/gateway/test_dashboard.py \
 	tests/gateway/test_http_access.py \
 	tests/gateway/test_http_broker.py \
-	tests/gateway/test_http_shm.py
+	tests/gateway/test_http_shm.py \
+	tests/gateway/test_metrics.py
 EXTRA_DIST += $(gateway_files)
 
 model_files = \

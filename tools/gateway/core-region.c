@@ -46,11 +46,8 @@ static void entries_free(Entry *entry) {
 	}
 }
 
-static Entry *entry_new(const struct shmb_status *status) {
-	Entry *entry = calloc(1, sizeof(*entry));
-
-	if (!entry)
-		return NULL;
+static void entry_init(Entry *entry, const struct shmb_status *status) {
+	*entry = (Entry){};
 	(void)snprintf(entry->name, sizeof(entry->name), "%s", status->name);
 	(void)snprintf(entry->key, sizeof(entry->key), "%s", status->key);
 	entry->kind = status->kind == SHMB_MEMORY_CUDA ? CORE_CUDA : CORE_SYSTEM;
@@ -58,7 +55,6 @@ static Entry *entry_new(const struct shmb_status *status) {
 	entry->uid = status->uid;
 	entry->offset = status->offset;
 	entry->size = status->size;
-	return entry;
 }
 
 /*
@@ -80,12 +76,13 @@ static AnswerCode find(Core *core, const char *name, Entry **ret, Answer *answer
 	if (r)
 		return core_broker_refused(core, r, (Bytes){}, answer);
 	while (!(r = shmb_status_iter_next(iter, &status)) && status) {
-		Entry *entry = entry_new(status);
+		Entry *entry = malloc(sizeof(*entry));
 
 		if (!entry) {
 			r = -ENOMEM;
 			break;
 		}
+		entry_init(entry, status);
 		entry->next = entries;
 		entries = entry;
 	}
@@ -527,6 +524,17 @@ static AnswerCode region_unregister_all(Core *core, const Caller *caller, CoreKi
 	free(failed);
 	entries_free(entries);
 	return code;
+}
+
+bool core_may_unregister(const Core *core, const Caller *caller, const struct shmb_status *status) {
+	LinkSession *session = link_get(core->link);
+	uint32_t principal;
+	Entry entry;
+
+	if (!core->allow_client_shm || !session || !(STATES_LISTED & STATE_BIT(status->state)))
+		return false;
+	entry_init(&entry, status);
+	return may_retire(session, caller, &entry, &principal);
 }
 
 /* ---- what the doors call, counted ---- */

@@ -109,6 +109,9 @@ AnswerCode core_status(Core *core, const Caller *caller, CoreKind kind, Bytes na
 		       Answer *answer);
 void core_region_list_deinit(CoreRegionList *list);
 
+/* Whether @caller may unregister the region that @status tells of, as far as is seen from here. */
+bool core_may_unregister(const Core *core, const Caller *caller, const struct shmb_status *status);
+
 /*
  * Unregisters @name, which is not empty: at once, or when its last user is done. An unknown name and one of the other kind
  * are fine. UNSUPPORTED, PERMISSION_DENIED (it was registered natively or by another user, and is not the caller's),

@@ -11,6 +11,7 @@
 static HttpRoute *const routes[] = {
 	http_server_route,
 	http_shm_route,
+	dashboard_route,
 	http_models_route,
 	NULL,
 };

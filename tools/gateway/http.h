@@ -115,4 +115,5 @@ void http_reply_buffer(HttpRequest *request, int status, const char *content_typ
 
 HttpRoute http_server_route; /* health and metadata */
 HttpRoute http_shm_route;    /* shared memory */
+HttpRoute dashboard_route;   /* the page for people, and what it shows */
 HttpRoute http_models_route; /* the reference models */

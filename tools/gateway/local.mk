@@ -17,6 +17,8 @@ gateway_sources = \
 	tools/gateway/core.h \
 	tools/gateway/gateway.c \
 	tools/gateway/gateway.h \
+	tools/gateway/dashboard.c \
+	tools/gateway/dashboard.h \
 	tools/gateway/grpc-door.h \
 	tools/gateway/grpc-method.c \
 	tools/gateway/grpc-server.c \
@@ -74,8 +76,8 @@ infer_sources = \
 	tools/gateway/tensor-memory.c \
 	tools/gateway/tensor-memory.h
 shmbroker_gateway_SOURCES = $(gateway_sources) $(infer_sources) $(grpc_session_sources)
-nodist_shmbroker_gateway_SOURCES = $(grpc_messages)
-shmbroker_gateway_CPPFLAGS = $(AM_CPPFLAGS) -Itools/gateway $(EVENT_CFLAGS) $(JSONC_CFLAGS) $(NGHTTP2_CFLAGS) \
+nodist_shmbroker_gateway_SOURCES = $(grpc_messages) tools/gateway/dashboard-page.c
+shmbroker_gateway_CPPFLAGS = $(AM_CPPFLAGS) -Itools/gateway -I$(srcdir)/tools/gateway $(EVENT_CFLAGS) $(JSONC_CFLAGS) $(NGHTTP2_CFLAGS) \
 	$(PROTOBUF_C_CFLAGS)
 shmbroker_gateway_LDADD = libshmbroker.la $(EVENT_LIBS) $(JSONC_LIBS) $(NGHTTP2_LIBS) $(PROTOBUF_C_LIBS) $(ZLIB_LIBS)
 
@@ -102,3 +104,15 @@ tools/gateway/inference.pb-c.h: tools/gateway/inference.pb-c.c
 # automake learns of what includes the header only when that was compiled once
 $(patsubst tools/gateway/%.c,tools/gateway/shmbroker_gateway-%.$(OBJEXT),$(filter tools/gateway/grpc-%.c,$(gateway_sources) $(infer_sources))): \
 	tools/gateway/inference.pb-c.h
+
+# the page is in the program
+EXTRA_DIST += tools/gateway/dashboard.html
+CLEANFILES += tools/gateway/dashboard-page.c
+tools/gateway/dashboard-page.c: tools/gateway/dashboard.html
+	$(AM_V_GEN)$(MKDIR_P) tools/gateway && { \
+		echo '#include "dashboard.h"'; \
+		echo 'const unsigned char dashboard_page[] = {'; \
+		od -An -v -tx1 $(srcdir)/tools/gateway/dashboard.html | sed 's/ *\([0-9a-f][0-9a-f]\)/0x\1,/g'; \
+		echo '};'; \
+		echo 'const size_t dashboard_page_size = sizeof(dashboard_page);'; \
+	} >$@.tmp && mv $@.tmp $@
