@@ -78,6 +78,8 @@ def test_windows_of_an_allocation_pay_once(start):
         owner.give_cuda("more", size=1, handle=bytes(64 - 1) + b"x", object_size=1)
     with refused("ACCESS_DIFFERS"):
         owner.give_cuda("list", size=1, handle=HANDLE, object_size=MIB2, acl=[(ACL_UID, 1)])
+    for name in [f"layer{i}" for i in range(8)]:
+        owner.unregister(name)
     # the same bytes from somebody else are that one's own claim
     third = broker.peer(OTHER).give_cuda("third", size=4096, handle=HANDLE, object_size=MIB2)
     assert third["object"] not in (given[0]["object"], other["object"])
