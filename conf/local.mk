@@ -2,7 +2,7 @@
 
 dist_man_MANS += \
 	conf/shmbroker.conf.5
-EXTRA_DIST += conf/shmbroker.conf
+EXTRA_DIST += conf/shmbroker.conf conf/shmbroker-gateway.nginx
 
 # an installed configuration belongs to the administrator: it is neither overwritten nor, once changed, removed
 install_hooks += install-conf

@@ -91,7 +91,8 @@ gateway_files = \
 	tests/gateway/test_http_access.py \
 	tests/gateway/test_http_broker.py \
 	tests/gateway/test_http_shm.py \
-	tests/gateway/test_metrics.py
+	tests/gateway/test_metrics.py \
+	tests/gateway/test_nginx.py
 EXTRA_DIST += $(gateway_files)
 
 model_files = \
