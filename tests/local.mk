@@ -80,6 +80,7 @@ python_files = \
 	tests/python/test_pool_model.py \
 	tests/python/test_triton_cuda.py \
 	tests/python/test_triton_faults.py \
+	tests/python/test_triton_gateway.py \
 	tests/python/test_triton_shared_memory.py \
 	tests/python/test_zero_copy.py
 EXTRA_DIST += $(python_files)

@@ -3,17 +3,21 @@
 /* What the core does with regions: see core.h. */
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "core.h"
+#include "log.h"
 #include "text.h"
 
 #define RESERVED_PREFIX "triton_python_backend_shm_region_"
 /* the key of what was registered natively, before its name */
 #define NATIVE_PREFIX "shmbroker:"
+/* the name of the region that is the memory of a key, before the key: the Python module's drop-in makes such */
+#define KEY_PREFIX "shm:"
 #define STATE_BIT(_state) (1U << (_state))
 /* those whose name finds them: a lazily retired one until it is idle */
 #define STATES_LISTED (STATE_BIT(SHMB_STATE_ACTIVE) | STATE_BIT(SHMB_STATE_LAZY))
@@ -32,6 +36,7 @@ typedef struct Entry {
 	CoreKind kind;
 	bool door; /* it came through this door, or that of another gateway */
 	uint32_t uid;
+	uint64_t generation;
 	uint64_t offset;
 	uint64_t size;
 	struct Entry *next;
@@ -53,13 +58,19 @@ static void entry_init(Entry *entry, const struct shmb_status *status) {
 	entry->kind = status->kind == SHMB_MEMORY_CUDA ? CORE_CUDA : CORE_SYSTEM;
 	entry->door = status->key[0] && (status->flags & SHMB_REGION_KEPT);
 	entry->uid = status->uid;
+	entry->generation = status->generation;
 	entry->offset = status->offset;
 	entry->size = status->size;
 }
 
+/* memory that waits for its registration, as an object in /dev/shm does */
+static bool is_of_key(const struct shmb_status *status) {
+	return !status->key[0] && strncmp(status->name, KEY_PREFIX, sizeof(KEY_PREFIX) - 1) == 0;
+}
+
 /*
- * What the broker lists: the region called @name, or all when that is NULL. ANSWER_OK with @ret, to be freed by
- * entries_free().
+ * What the broker lists: the region called @name, or all but the memory of keys when that is NULL. ANSWER_OK with @ret, to
+ * be freed by entries_free().
  */
 static AnswerCode find(Core *core, const char *name, Entry **ret, Answer *answer) {
 	struct shmb_status_filter filter = { .struct_size = sizeof(filter), .name = name, .states = STATES_LISTED };
@@ -76,8 +87,11 @@ static AnswerCode find(Core *core, const char *name, Entry **ret, Answer *answer
 	if (r)
 		return core_broker_refused(core, r, (Bytes){}, answer);
 	while (!(r = shmb_status_iter_next(iter, &status)) && status) {
-		Entry *entry = malloc(sizeof(*entry));
+		Entry *entry;
 
+		if (!name && is_of_key(status))
+			continue;
+		entry = malloc(sizeof(*entry));
 		if (!entry) {
 			r = -ENOMEM;
 			break;
@@ -210,25 +224,103 @@ static AnswerCode check_key(const char *name, Bytes key, Bytes *ret, Answer *ans
 	return ANSWER_OK;
 }
 
-static AnswerCode open_key(Core *core, const Caller *caller, Bytes key, Bytes plain, int *ret_fd, Answer *answer) {
+/* What a key names: a part of a file. */
+typedef struct KeyMemory {
+	int fd; /* of whoever has this */
+	uint64_t offset;
+	uint64_t size;
+} KeyMemory;
+
+/* the fd of the region of @entry, whose name is @name */
+static int open_lease(const LinkSession *session, const char *name, const Entry *entry, KeyMemory *ret) {
+	struct shmb_lease lease;
+	int fd, r;
+
+	r = shmb_client_get_memory_info(session->client, name, 0, SHMB_REST, SHMB_READ | SHMB_WRITE | SHMB_COPY,
+					&lease);
+	if (r)
+		return r;
+	r = lease.generation == entry->generation ? shmb_lease_get_fd(&lease, &fd, &ret->offset) : SHMB_E_STALE;
+	ret->size = lease.size;
+	if (!r) {
+		ret->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+		r = ret->fd < 0 ? -errno : 0;
+	}
+	(void)shmb_lease_release(&lease);
+	return r;
+}
+
+/*
+ * Opens the region that is the memory of @key, a name without slashes; the broker decides whether this gateway may have it.
+ * ANSWER_NOT_FOUND, which is not set in @answer, when there is none.
+ */
+static AnswerCode open_region(Core *core, const Caller *caller, const char *key, KeyMemory *ret, Answer *answer) {
+	char name[sizeof(KEY_PREFIX) + CORE_KEY_MAX];
+	LinkSession *session;
+	AnswerCode code;
+	Entry *entry;
+	int r;
+
+	(void)snprintf(name, sizeof(name), KEY_PREFIX "%s", key);
+	if (strlen(name) > CORE_NAME_MAX)
+		return ANSWER_NOT_FOUND;
+	code = find(core, name, &entry, answer);
+	if (code)
+		return code;
+	session = link_get(core->link);
+	if (!session || !entry || entry->kind != CORE_SYSTEM) {
+		code = ANSWER_NOT_FOUND;
+	} else if (caller->is_unix && !caller->admin && caller->uid != entry->uid) {
+		/* who has an identity names memory of its own only, as in key_open() */
+		log_write("key %s: refused, region %s belongs to uid %u, the caller is uid %u", key, name, entry->uid,
+			  caller->uid);
+		code = ANSWER_NOT_FOUND;
+	} else {
+		r = open_lease(session, name, entry, ret);
+		if (r) {
+			log_write("key %s: region %s: %s", key, name, shmb_error_text(r));
+			(void)link_lost(core->link, r);
+			code = ANSWER_NOT_FOUND;
+		}
+	}
+	entries_free(entry);
+	return code;
+}
+
+static AnswerCode open_key(Core *core, const Caller *caller, Bytes key, Bytes plain, KeyMemory *ret, Answer *answer) {
 	char text[CORE_KEY_MAX + 1];
+	struct stat st;
+	AnswerCode code;
+	int r;
 
 	if (plain.size <= CORE_KEY_MAX) {
 		memcpy(text, plain.data, plain.size);
 		text[plain.size] = 0;
-		if (!key_open(core->opener, caller, text, ret_fd))
+		r = key_open(core->opener, caller, text, &ret->fd);
+		if (!r) {
+			if (fstat(ret->fd, &st)) {
+				(void)close(ret->fd);
+				return answer_set(answer, ANSWER_INTERNAL, "Invalid shared memory region: '%.*s'",
+						  ARG(key));
+			}
+			ret->offset = 0;
+			ret->size = (uint64_t)st.st_size;
 			return ANSWER_OK;
+		}
+		if (r == -ENOENT) {
+			code = open_region(core, caller, text, ret, answer);
+			if (code != ANSWER_NOT_FOUND)
+				return code;
+		}
 	}
 	return answer_set(answer, ANSWER_INTERNAL, "Unable to open shared memory region: '%.*s'", ARG(key));
 }
 
-static AnswerCode check_window(int fd, const char *name, Bytes key, uint64_t offset, uint64_t size, Answer *answer) {
-	struct stat st;
+static AnswerCode check_window(const KeyMemory *memory, const char *name, uint64_t offset, uint64_t size,
+			       Answer *answer) {
 	uint64_t end;
 
-	if (fstat(fd, &st))
-		return answer_set(answer, ANSWER_INTERNAL, "Invalid shared memory region: '%.*s'", ARG(key));
-	if (__builtin_add_overflow(offset, size, &end) || end > (uint64_t)st.st_size)
+	if (__builtin_add_overflow(offset, size, &end) || end > memory->size)
 		return answer_set(answer, ANSWER_INVALID_ARG,
 				  "failed to register shared memory region '%s': invalid args", name);
 	if (!size)
@@ -267,7 +359,7 @@ static AnswerCode system_register(Core *core, const Caller *caller, Bytes name, 
 	char text[CORE_NAME_MAX + 1], label[CORE_KEY_MAX + 1];
 	AnswerCode code = core_check_allowed(core, answer);
 	Bytes plain = {};
-	int fd;
+	KeyMemory memory;
 
 	if (code)
 		return code;
@@ -280,18 +372,18 @@ static AnswerCode system_register(Core *core, const Caller *caller, Bytes name, 
 	if (!code)
 		code = check_free(core, text, answer);
 	if (!code)
-		code = open_key(core, caller, key, plain, &fd, answer);
+		code = open_key(core, caller, key, plain, &memory, answer);
 	if (code)
 		return code;
-	code = check_window(fd, text, key, offset, byte_size, answer);
+	code = check_window(&memory, text, offset, byte_size, answer);
 	if (!code) {
 		/* as it was given, where it is not all slashes */
 		if (key.size > CORE_KEY_MAX)
 			key = plain;
 		(void)snprintf(label, sizeof(label), "%.*s", ARG(key));
-		code = adopt(core, caller, text, fd, label, offset, byte_size, answer);
+		code = adopt(core, caller, text, memory.fd, label, memory.offset + offset, byte_size, answer);
 	}
-	(void)close(fd);
+	(void)close(memory.fd);
 	return code;
 }
 
