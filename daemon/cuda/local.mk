@@ -7,6 +7,8 @@ helper_sources = \
 	daemon/cuda/causes.def \
 	daemon/cuda/helper.h \
 	daemon/cuda/main.c \
+	daemon/cuda/nvml.c \
+	daemon/cuda/nvml.h \
 	daemon/cuda/validate.c \
 	daemon/cuda/validate.h
 helper_page = daemon/cuda/shmbroker-cuda-helper.8

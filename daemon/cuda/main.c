@@ -29,18 +29,20 @@ enum {
 
 typedef struct Options {
 	const char *library;
+	const char *nvml;
 	uint8_t device[16];
 	bool has_device;
 	bool bypass_mps;
 } Options;
 
-static const char usage[] = "shmbroker-cuda-helper --device=UUID [--library=FILE] [--use-mps]\n"
+static const char usage[] = "shmbroker-cuda-helper --device=UUID [--library=FILE] [--nvml=FILE] [--use-mps]\n"
 			    "shmbroker-cuda-helper --causes\n"
 			    "\n"
 			    "Tries GPU memory for shmbrokerd, which starts it and talks to it on fd 3.\n"
 			    "\n"
 			    "  --device=UUID   the GPU, as GPU-... or MIG-...\n"
 			    "  --library=FILE  the driver's library, libcuda.so.1\n"
+			    "  --nvml=FILE     the driver's library for management, libnvidia-ml.so.1\n"
 			    "  --use-mps       be a client of the MPS server if there is one\n"
 			    "  --causes        print why GPU memory may be refused: name, code, cause, remedy\n"
 			    "  --help          print this\n"
@@ -55,13 +57,10 @@ static void print_causes(void) {
 /* Returns -1 to go on, or the exit status. */
 static int parse(Options *ret, int argc, char **argv) {
 	static const struct option options[] = {
-		{ "causes", no_argument, NULL, 'c' },
-		{ "device", required_argument, NULL, 'd' },
-		{ "help", no_argument, NULL, 'h' },
-		{ "library", required_argument, NULL, 'l' },
-		{ "use-mps", no_argument, NULL, 'm' },
-		{ "version", no_argument, NULL, 'V' },
-		{},
+		{ "causes", no_argument, NULL, 'c' },	  { "device", required_argument, NULL, 'd' },
+		{ "help", no_argument, NULL, 'h' },	  { "library", required_argument, NULL, 'l' },
+		{ "nvml", required_argument, NULL, 'n' }, { "use-mps", no_argument, NULL, 'm' },
+		{ "version", no_argument, NULL, 'V' },	  {},
 	};
 
 	*ret = (Options){ .library = CUDA_LIBRARY, .bypass_mps = true };
@@ -82,6 +81,9 @@ static int parse(Options *ret, int argc, char **argv) {
 			return EXIT_SUCCESS;
 		case 'l':
 			ret->library = optarg;
+			break;
+		case 'n':
+			ret->nvml = optarg;
 			break;
 		case 'm':
 			ret->bypass_mps = false;
@@ -174,7 +176,9 @@ int main(int argc, char **argv) {
 		return r;
 	if (confine())
 		return EXIT_USAGE;
-	r = validator_init(&validator, options.library, options.device, options.bypass_mps, &reply) ? -ENODEV : 0;
+	r = validator_init(&validator, options.library, options.nvml, options.device, options.bypass_mps, &reply)
+		    ? -ENODEV
+		    : 0;
 	if (answer(&reply) || r)
 		return EXIT_SUCCESS;
 	r = serve(&validator);

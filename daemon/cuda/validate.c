@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cuda/nvml.h"
 #include "wire/uuid.h"
 
 /* where the MPS server has its pipes unless the environment says otherwise */
@@ -115,8 +116,8 @@ static void list_devices(const Validator *validator, HelperReply *reply) {
 			memcpy(reply->devices[reply->n_devices++], uuid.bytes, sizeof(uuid.bytes));
 }
 
-static CudaCause start(Validator *validator, const char *library, HelperReply *reply) {
-	char why[256], uuid[WIRE_UUID_TEXT_SIZE], seen[200];
+static CudaCause start(Validator *validator, const char *library, const char *nvml, HelperReply *reply) {
+	char why[256], uuid[WIRE_UUID_TEXT_SIZE], seen[200], more[160];
 	Said said;
 	int version = 0, is_integrated = 0;
 
@@ -151,12 +152,14 @@ static CudaCause start(Validator *validator, const char *library, HelperReply *r
 	if (validator->driver.cuDriverGetVersion)
 		(void)validator->driver.cuDriverGetVersion(&version);
 	reply->driver_version = (uint32_t)version;
-	(void)snprintf(reply->text, sizeof(reply->text), "CUDA %d.%d", version / 1000, version % 1000 / 10);
+	nvml_describe(nvml, validator->uuid, more, sizeof(more));
+	(void)snprintf(reply->text, sizeof(reply->text), "CUDA %d.%d%s%s", version / 1000, version % 1000 / 10,
+		       *more ? ", " : "", more);
 	return CUDA_CAUSE_NONE;
 }
 
-CudaCause validator_init(Validator *validator, const char *library, const uint8_t uuid[16], bool bypass_mps,
-			 HelperReply *reply) {
+CudaCause validator_init(Validator *validator, const char *library, const char *nvml, const uint8_t uuid[16],
+			 bool bypass_mps, HelperReply *reply) {
 	const char *pipes = getenv(MPS_VARIABLE);
 
 	*validator = (Validator){};
@@ -167,7 +170,7 @@ CudaCause validator_init(Validator *validator, const char *library, const uint8_
 		/* a directory that is none keeps the driver from the server, which may be another user's and make wait */
 		(void)setenv(MPS_VARIABLE, "/nonexistent", 1);
 	}
-	reply->cause = start(validator, library, reply);
+	reply->cause = start(validator, library, nvml, reply);
 	reply->is_last = reply->cause != CUDA_CAUSE_NONE;
 	return reply->cause;
 }

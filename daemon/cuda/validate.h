@@ -26,11 +26,11 @@ struct Validator {
 };
 
 /*
- * Loads the driver, starts it and finds the GPU with @uuid. Without the MPS server when @bypass_mps. Fills in @reply as
+ * Loads the driver, starts it and finds the GPU with @uuid; asks @nvml for words about both. Without the MPS server when @bypass_mps. Fills in @reply as
  * READY. Returns 0, or the cause, which is in @reply too.
  */
-CudaCause validator_init(Validator *validator, const char *library, const uint8_t uuid[16], bool bypass_mps,
-			 HelperReply *reply);
+CudaCause validator_init(Validator *validator, const char *library, const char *nvml, const uint8_t uuid[16],
+			 bool bypass_mps, HelperReply *reply);
 /* Closes holds and the context, unless the driver is broken. */
 void validator_deinit(Validator *validator);
 /* Answers CHECK_IPC and CHECK_VMM into @reply, and does DROP. Borrows @fd. */

@@ -21,7 +21,7 @@ tests_fakecuda_libcuda_la_CFLAGS = $(fakecuda_cflags)
 tests_fakecuda_libcuda_la_LDFLAGS = $(fakecuda_ldflags) \
 	-Wl,--version-script=$(srcdir)/tests/fakecuda/driver.sym
 EXTRA_tests_fakecuda_libcuda_la_DEPENDENCIES = tests/fakecuda/driver.sym
-# one that lacks what came after 11.2
+# one that lacks what came after 11.2; one of 10.2 is built by its test
 tests_fakecuda_driver_11_2_libcuda_la_SOURCES = $(fakecuda_sources)
 tests_fakecuda_driver_11_2_libcuda_la_CFLAGS = $(fakecuda_cflags)
 tests_fakecuda_driver_11_2_libcuda_la_LDFLAGS = $(fakecuda_ldflags) \
@@ -38,6 +38,7 @@ endif
 
 EXTRA_DIST += \
 	tests/fakecuda/check-toolkit.c \
+	tests/fakecuda/driver-10.2.sym \
 	tests/fakecuda/driver-11.2.sym \
 	tests/fakecuda/driver.sym \
 	tests/fakecuda/fakecuda.py \

@@ -245,6 +245,9 @@ static CUresult do_properties(CUmemAllocationProp *properties, CUmemGenericAlloc
 		.requestedHandleTypes = memory->trailer.handle_types,
 		.location = { CU_MEM_LOCATION_TYPE_DEVICE, fake_ordinal(memory->trailer.device) },
 	};
+	/* memory of a processor's node is made and exported by the same functions */
+	if (fake_setting_is("LOCATION", "host"))
+		properties->location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
 	return CUDA_SUCCESS;
 }
 

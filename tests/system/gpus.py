@@ -5,6 +5,7 @@ import ctypes
 import functools
 import os
 import pathlib
+import re
 import signal
 import socket
 import struct
@@ -15,6 +16,7 @@ import pytest
 from broker import BROKER, BUILD, LIBC, Peer, PeerClient, ROOT, become, until
 from fakecuda import CLONE_NEWPID, MIB2, Fake, Gpu
 from protocol_client import READ_WRITE, Refused, cuda_entry
+from sandbox import deny
 
 REAL = os.environ.get("SHMBROKER_TEST_GPU")
 HELPER = BUILD / "shmbroker-cuda-helper"
@@ -231,7 +233,7 @@ MAGIC, CHECK_IPC, CHECK_VMM, DROP = 0x31435348, 1, 2, 3
 class Helper:
     """shmbroker-cuda-helper with a test in the broker's place."""
 
-    def __init__(self, fake=None, uuid=None, environment=None, arguments=(), library=None):
+    def __init__(self, fake=None, uuid=None, environment=None, arguments=(), library=None, denied=()):
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(60)
         self.errors = tempfile.TemporaryFile()
@@ -243,6 +245,8 @@ class Helper:
             os.dup2(number, 3)
             if ROOT:
                 become(BROKER)
+            if denied:
+                deny(*denied)
 
         self.process = subprocess.Popen([HELPER, f"--device={text_uuid(uuid)}", f"--library={library}", *arguments],
                                         stdin=subprocess.DEVNULL, stdout=self.errors, stderr=self.errors, env=environment,
@@ -313,6 +317,14 @@ def end_helpers(broker):
     until(lambda: not helpers_of(broker), "no helper")
 
 
+def because(name, text=""):
+    """Expects a refusal for that cause, with all that the list has for it, and @text in what is filled in."""
+    code, cause, remedy = causes()[name]
+    cause, remedy = (re.sub(r"%(ll)?[usd]", ".*", re.escape(part).replace("\\%", "%")) for part in (cause, remedy))
+    return pytest.raises(Refused, match=f"(?s)^{code}: (?=.*{text}){cause}( \\(.*\\))?: {remedy}$")
+
+
+@functools.cache
 def causes():
     """What the helper's list says: {name: (code, cause, remedy)}."""
     lines = subprocess.run([HELPER, "--causes"], check=True, capture_output=True, text=True).stdout.splitlines()

@@ -13,8 +13,8 @@ ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 NUMBER, ARGUMENTS = 0, 16
 COMMON = {"io_uring_setup": 425, "pidfd_open": 434}
 CALLS = {
-    "x86_64": {**COMMON, "getsockopt": 55, "setsockopt": 54, "membarrier": 324},
-    "aarch64": {**COMMON, "getsockopt": 209, "setsockopt": 208, "membarrier": 283},
+    "x86_64": {**COMMON, "bind": 49, "getsockopt": 55, "setsockopt": 54, "membarrier": 324},
+    "aarch64": {**COMMON, "bind": 200, "getsockopt": 209, "setsockopt": 208, "membarrier": 283},
 }[os.uname().machine]
 OPTION = 2  # which argument of getsockopt and setsockopt names the option
 SO_PEERPIDFD, SO_PASSRIGHTS = 77, 83
