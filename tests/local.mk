@@ -88,7 +88,11 @@ EXTRA_DIST += $(python_files)
 gateway_files = \
 	tests/gateway/browser.py \
 	tests/gateway/conftest.py \
+	tests/gateway/frames.py \
+	tests/gateway/full_shape.proto \
 	tests/gateway/test_dashboard.py \
+	tests/gateway/test_grpc.py \
+	tests/gateway/test_grpc_abuse.py \
 	tests/gateway/test_http_access.py \
 	tests/gateway/test_http_broker.py \
 	tests/gateway/test_http_shm.py \

@@ -372,15 +372,22 @@ static void test_process_budget(void **state) {
 	uint8_t *data = pattern(MESSAGE_MAX);
 	Call *call;
 
-	f->budget.limit = MESSAGE_MAX - 1;
+	f->budget.limit = 80000;
 	call = begin(f, (Request){ 0 }, data, MESSAGE_MAX);
 	pump(f);
 	check_status(call, GRPC_RESOURCE_EXHAUSTED, NULL);
 
 	/* the request fits, its reply does not */
-	call = begin(f, (Request){ 0 }, data, MESSAGE_MAX - 1);
+	call = begin(f, (Request){ 0 }, data, 50000);
 	pump(f);
 	check_status(call, GRPC_RESOURCE_EXHAUSTED, "no room");
+
+	/* others hold most of it */
+	f->budget.used += 70000;
+	call = begin(f, (Request){ 0 }, data, 1000);
+	pump(f);
+	check_ok(call, data, 1000);
+	f->budget.used -= 70000;
 	call = begin(f, (Request){ 0 }, data, 1000);
 	pump(f);
 	check_ok(call, data, 1000);

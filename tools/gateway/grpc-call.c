@@ -27,7 +27,7 @@ GrpcCall *grpc_call_new(GrpcSession *session, int32_t stream) {
 static void call_drop_request(GrpcCall *call) {
 	free(call->message);
 	free(call->authorization);
-	budget_give(call->session->budget, call->capacity);
+	grpc_session_refund(call->session, call->capacity);
 	call->message = NULL;
 	call->authorization = NULL;
 	call->message_size = 0;
@@ -37,7 +37,7 @@ static void call_drop_request(GrpcCall *call) {
 
 void grpc_call_drop_reply(GrpcCall *call) {
 	free(call->out);
-	budget_give(call->session->budget, call->out_size);
+	grpc_session_refund(call->session, call->out_size);
 	call->session->held_out -= call->out_size;
 	call->out = NULL;
 	call->out_size = 0;
@@ -157,11 +157,11 @@ uint8_t *grpc_call_reply(GrpcCall *call, size_t size) {
 	GrpcSession *session = call->session;
 	size_t whole = GRPC_PREFIX_SIZE + size;
 
-	if (size > UINT32_MAX || call->out || !budget_take(session->budget, whole))
+	if (size > UINT32_MAX || call->out || !grpc_session_charge(session, whole))
 		return NULL;
 	call->out = malloc(whole);
 	if (!call->out) {
-		budget_give(session->budget, whole);
+		grpc_session_refund(session, whole);
 		return NULL;
 	}
 	call->out_size = whole;
@@ -189,13 +189,13 @@ static bool call_reserve(GrpcCall *call, size_t capacity) {
 
 	if (capacity <= call->capacity)
 		return true;
-	if (!budget_take(session->budget, capacity - call->capacity)) {
+	if (!grpc_session_charge(session, capacity - call->capacity)) {
 		call_finish(call, GRPC_RESOURCE_EXHAUSTED, "the gateway holds as many bytes of messages as it may");
 		return false;
 	}
 	larger = realloc(call->message, capacity);
 	if (!larger) {
-		budget_give(session->budget, capacity - call->capacity);
+		grpc_session_refund(session, capacity - call->capacity);
 		call_finish(call, GRPC_RESOURCE_EXHAUSTED, "the gateway is out of memory");
 		return false;
 	}
@@ -298,11 +298,11 @@ bool grpc_call_inflate(GrpcCall *call) {
 		return false;
 	}
 	free(call->message);
-	budget_give(session->budget, call->capacity);
+	grpc_session_refund(session, call->capacity);
 	call->message = NULL;
 	call->message_size = 0;
 	call->capacity = 0;
-	if (!budget_take(session->budget, size)) {
+	if (!grpc_session_charge(session, size)) {
 		free(inflated);
 		call_finish(call, GRPC_RESOURCE_EXHAUSTED, "the gateway holds as many bytes of messages as it may");
 		return false;

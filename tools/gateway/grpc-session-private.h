@@ -27,7 +27,8 @@ struct GrpcSession {
 
 	GrpcCall *first, *last;
 	size_t n_calls;
-	size_t held_out;      /* bytes of replies, charged */
+	size_t held;	      /* bytes of messages, charged */
+	size_t held_out;      /* of them, in replies */
 	size_t library_bytes; /* of nghttp2, and whatever it allocates below limits->library_bytes */
 
 	uint64_t preface_until; /* UINT64_MAX once it came */
@@ -40,6 +41,13 @@ struct GrpcSession {
 	size_t output_size, output_sent, output_capacity;
 	uint64_t output_since; /* last progress */
 };
+
+/*
+ * Bytes of messages, held in the name of this session. False, and nothing charged, when there are too many: when the
+ * budget does not have them, or when its last quarter would be needed and the session has more than its share of that.
+ */
+bool grpc_session_charge(GrpcSession *session, size_t size);
+void grpc_session_refund(GrpcSession *session, size_t size);
 
 /*
  * Lets calls with long messages go on, in their order, while the connection may hold the whole of them. One is

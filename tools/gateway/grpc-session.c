@@ -15,6 +15,7 @@ enum {
 
 const GrpcLimits grpc_limits_default = {
 	.connection_bytes = 1 << 20,
+	.share_bytes = 32768,
 	.library_bytes = 1 << 20,
 	.streams = 32,
 	.metadata_bytes = 16384,
@@ -26,6 +27,26 @@ const GrpcLimits grpc_limits_default = {
 };
 
 /* --- what is bounded */
+
+bool grpc_session_charge(GrpcSession *session, size_t size) {
+	Budget *budget = session->budget;
+	uint64_t most = budget->limit - budget->limit / 4;
+
+	if ((budget->used > most || size > most - budget->used) &&
+	    session->held + size > session->limits->share_bytes) {
+		budget->refused++;
+		return false;
+	}
+	if (!budget_take(budget, size))
+		return false;
+	session->held += size;
+	return true;
+}
+
+void grpc_session_refund(GrpcSession *session, size_t size) {
+	budget_give(session->budget, size);
+	session->held -= size;
+}
 
 /* takes a token; false when there is none */
 static bool bucket_take(Bucket *bucket, GrpcRate rate, uint64_t now) {
@@ -152,11 +173,12 @@ static int on_header(nghttp2_session *http2, const nghttp2_frame *frame, const u
 	/* trailers have nothing that we read */
 	if (!call || frame->headers.cat != NGHTTP2_HCAT_REQUEST)
 		return 0;
-	if (size > session->limits->metadata_bytes - call->metadata_size) {
-		call->metadata_size = session->limits->metadata_bytes + 1;
-		return 0;
-	}
 	call->metadata_size += (uint32_t)size;
+	if (call->metadata_size > session->limits->metadata_bytes) {
+		/* somewhat too much is answered, once it is all read; a bomb is not read, nor looked at */
+		return call->metadata_size > 4 * session->limits->metadata_bytes ? NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE
+										 : 0;
+	}
 	grpc_call_take_field(call, (const char *)name, name_size, (const char *)value, value_size);
 	return 0;
 }

@@ -10,7 +10,8 @@
  *
  * A peer's worst case is its own end. What a session may hold is bounded, whatever its peer does:
  *   - messages, in and out: GrpcLimits.connection_bytes, by flow control, and all sessions together by a Budget,
- *     beyond which calls are refused with RESOURCE_EXHAUSTED;
+ *     beyond which calls are refused with RESOURCE_EXHAUSTED. The last quarter of that is for those that hold little, so
+ *     that a peer that makes the gateway hold much cannot shut out the others;
  *   - what nghttp2 allocates: GrpcLimits.library_bytes, beyond which the connection ends;
  *   - time: for the preface, for a request to arrive, for a reply to be read, and without any call;
  *   - frames that ask for work and bring none (resets, pings, settings, empty ones): a bucket of tokens for each kind.
@@ -35,6 +36,7 @@ typedef struct GrpcRate {
 
 typedef struct GrpcLimits {
 	size_t connection_bytes; /* of messages; a single larger one is still taken when it is alone */
+	size_t share_bytes;	 /* of messages, which a connection may hold also when others hold most of the budget */
 	size_t library_bytes;	 /* of nghttp2's own state */
 	uint32_t streams;	 /* calls at once */
 	uint32_t metadata_bytes; /* a request's headers, as HTTP/2 counts them: name, value and 32 for each */

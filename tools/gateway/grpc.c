@@ -22,7 +22,7 @@ struct GrpcConnection {
 	GrpcSession *session;
 	struct event *readable, *writable, *timer;
 	Caller caller; /* as at the connection's beginning */
-	uint64_t used; /* when a call began or ended last */
+	uint64_t used; /* when a call began or ended last, 0 before the first */
 	bool reading;
 	bool inside; /* its session is at work, and what there is to send is looked for afterwards */
 	TAILQ_ENTRY(GrpcConnection) link;
@@ -217,7 +217,7 @@ static int connection_new(Grpc *grpc, int fd) {
 		(void)close(fd);
 		return -ENOMEM;
 	}
-	*connection = (GrpcConnection){ .grpc = grpc, .fd = fd, .used = now };
+	*connection = (GrpcConnection){ .grpc = grpc, .fd = fd };
 	TAILQ_INSERT_TAIL(&grpc->connections, connection, link);
 	grpc->n_connections++;
 	grpc->counters.connections++;
@@ -236,7 +236,7 @@ static int connection_new(Grpc *grpc, int fd) {
 	return 0;
 }
 
-/* the connection that has been without a call for longest */
+/* the connection that has been without a call for longest, those first that never made one */
 static GrpcConnection *find_idle(Grpc *grpc) {
 	GrpcConnection *connection, *found = NULL;
 
@@ -245,6 +245,18 @@ static GrpcConnection *find_idle(Grpc *grpc) {
 			found = connection;
 	}
 	return found;
+}
+
+/* tells the client that it is not to blame, if it can be told at once */
+static void connection_evict(GrpcConnection *connection) {
+	const uint8_t *data;
+	size_t size;
+
+	grpc_session_shutdown(connection->session);
+	(void)grpc_session_output(connection->session, &data, &size);
+	if (size > 0)
+		(void)!send(connection->fd, data, size, MSG_NOSIGNAL);
+	connection_free(connection);
 }
 
 static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struct sockaddr *address, int size,
@@ -262,7 +274,7 @@ static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struc
 			(void)close(fd);
 			return;
 		}
-		connection_free(idle);
+		connection_evict(idle);
 	}
 	(void)connection_new(grpc, fd);
 	/* the others wait in the backlog until one goes */
@@ -300,6 +312,7 @@ int grpc_new(Grpc **ret, struct event_base *base, const Options *options, const 
 	*grpc = (Grpc){ .base = base, .options = options, .access = access, .core = core, .budget = budget };
 	grpc->limits = grpc_limits_default;
 	grpc->limits.request_ms = (uint64_t)options->request_timeout * 1000;
+	grpc->limits.preface_ms = grpc->limits.request_ms;
 	TAILQ_INIT(&grpc->connections);
 	grpc->retry = evtimer_new(base, on_retry, grpc);
 	if (!grpc->retry) {
