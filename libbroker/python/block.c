@@ -76,7 +76,7 @@ PyObject *py_block_new(Pool *pool, const struct shmb_block *found, bool held) {
 	return (PyObject *)block;
 }
 
-static PyObject *raise(const Block *block, int code, const char *text) {
+static PyObject *refuse(const Block *block, int code, const char *text) {
 	PyErr_SetString(py_error_class(block->memory.state, code), text);
 	return NULL;
 }
@@ -84,10 +84,10 @@ static PyObject *raise(const Block *block, int code, const char *text) {
 /* -1 with an exception set unless it is this object that holds or has given it */
 static int check_holds(const Block *block) {
 	if (block->state == BLOCK_FOUND)
-		(void)raise(block, SHMB_E_PERMISSION,
-			    "the block is held by who acquired or took it, and was only found here");
+		(void)refuse(block, SHMB_E_PERMISSION,
+			     "the block is held by who acquired or took it, and was only found here");
 	else if (block->state == BLOCK_OVER || (block->state == BLOCK_HELD && block->memory.closed))
-		(void)raise(block, SHMB_E_STALE, "the block was released before");
+		(void)refuse(block, SHMB_E_STALE, "the block was released before");
 	else
 		return 0;
 	return -1;
@@ -129,11 +129,6 @@ static PyObject *block_give(PyObject *self, PyObject *unused) {
 	block->memory.closed = true;
 	block->state = BLOCK_GIVEN;
 	return Py_BuildValue("(KI)", (unsigned long long)block->offset, block->generation);
-}
-
-static PyObject *block_enter(PyObject *self, PyObject *unused) {
-	(void)unused;
-	return Py_NewRef(self);
 }
 
 static PyObject *block_exit(PyObject *self, PyObject *const *arguments, Py_ssize_t n) {
@@ -204,7 +199,7 @@ static PyMethodDef methods[] = {
 	  "Until it is taken it is held, as long as this process and its pool go on; nothing new can be made from it.\n\n"
 	  "Raises BufferError while memoryviews, arrays or views made from it exist; Stale when it was released or taken before; "
 	  "PermissionDenied when it was only found; ForkedError." },
-	{ "__enter__", block_enter, METH_NOARGS, "__enter__($self)\n--\n\nThe block itself." },
+	{ "__enter__", py_enter, METH_NOARGS, "__enter__($self)\n--\n\nThe block itself." },
 	{ "__exit__", (PyCFunction)(void (*)(void))block_exit, METH_FASTCALL,
 	  "__exit__($self, *exception)\n--\n\n"
 	  "Releases the block as release() does, unless it was given or released; one that was found is let go." },

@@ -146,11 +146,6 @@ static void broker_dealloc(PyObject *self) {
 	Py_DECREF(type);
 }
 
-static PyObject *broker_enter(PyObject *self, PyObject *unused) {
-	(void)unused;
-	return Py_NewRef(self);
-}
-
 static PyObject *broker_exit(PyObject *self, PyObject *unused) {
 	return broker_close(self, unused);
 }
@@ -295,7 +290,7 @@ static PyMethodDef methods[] = {
 	  "Ends the session: regions that were not kept are unregistered now, their memory stays as long as somebody looks at it. "
 	  "Pools are closed.\n\n"
 	  "Leases and blocks that are held, and what was made from them, stay valid; the connection ends with the last of them." },
-	{ "__enter__", broker_enter, METH_NOARGS, "__enter__($self)\n--\n\nThe broker itself." },
+	{ "__enter__", py_enter, METH_NOARGS, "__enter__($self)\n--\n\nThe broker itself." },
 	{ "__exit__", broker_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCalls close()." },
 	{ "ping", broker_ping, METH_NOARGS,
 	  "ping($self)\n--\n\nOne round trip to the broker; returns how many seconds it took." },

@@ -147,11 +147,6 @@ static PyObject *lease_release(PyObject *self, PyObject *unused) {
 	Py_RETURN_TRUE;
 }
 
-static PyObject *lease_enter(PyObject *self, PyObject *unused) {
-	(void)unused;
-	return Py_NewRef(self);
-}
-
 static PyObject *lease_exit(PyObject *self, PyObject *const *arguments, Py_ssize_t n) {
 	PyObject *released = lease_release(self, NULL);
 
@@ -325,7 +320,7 @@ static PyMethodDef methods[] = {
 	  "fileno($self)\n--\n\n"
 	  "A file descriptor of the memory, writable with write=True; it belongs to the lease. The broker is asked once.\n\n"
 	  "Raises what get_memory_info() does; ValueError after release()." },
-	{ "__enter__", lease_enter, METH_NOARGS, "__enter__($self)\n--\n\nThe lease itself." },
+	{ "__enter__", py_enter, METH_NOARGS, "__enter__($self)\n--\n\nThe lease itself." },
 	{ "__exit__", (PyCFunction)(void (*)(void))lease_exit, METH_FASTCALL,
 	  "__exit__($self, *exception)\n--\n\nCalls release()." },
 	{ NULL, NULL, 0, NULL },

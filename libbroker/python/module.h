@@ -71,6 +71,12 @@ struct State {
 	Link *brokers; /* all that are connected */
 };
 
+/* __enter__() of whatever is its own context */
+static inline PyObject *py_enter(PyObject *self, PyObject *unused) {
+	(void)unused;
+	return Py_NewRef(self);
+}
+
 /* ---- arguments.c ---- */
 
 /* how a function that parses a Signature stands in a table of methods */

@@ -155,6 +155,15 @@ PyObject *py_pool_open(PyObject *self, PyObject *value) {
 
 /* ---- blocks ---- */
 
+/* the object for what the library found with result @r; takes over the use of the pool */
+static PyObject *block_of(Pool *pool, int r, const struct shmb_block *found, bool held) {
+	if (!r)
+		return py_block_new(pool, found, held);
+	(void)py_error_raise(pool->broker->state, r);
+	py_pool_unuse(pool);
+	return NULL;
+}
+
 /* one that is free, without waiting */
 static int search(Pool *pool, struct shmb_block *ret) {
 	int r;
@@ -188,12 +197,7 @@ static PyObject *pool_acquire(PyObject *self, PyObject *const *arguments, Py_ssi
 			return NULL;
 		}
 	}
-	if (r) {
-		(void)py_error_raise(pool->broker->state, r);
-		py_pool_unuse(pool);
-		return NULL;
-	}
-	return py_block_new(pool, &block, true);
+	return block_of(pool, r, &block, true);
 }
 
 static PyObject *pool_take(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
@@ -210,12 +214,7 @@ static PyObject *pool_take(PyObject *self, PyObject *const *arguments, Py_ssize_
 	    py_argument_uint32(values[1], "generation", &generation) || pool_use(pool))
 		return NULL;
 	r = shmb_block_take(pool->pool, offset, generation, &block);
-	if (r) {
-		(void)py_error_raise(pool->broker->state, r);
-		py_pool_unuse(pool);
-		return NULL;
-	}
-	return py_block_new(pool, &block, true);
+	return block_of(pool, r, &block, true);
 }
 
 static PyObject *pool_find(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
@@ -231,12 +230,7 @@ static PyObject *pool_find(PyObject *self, PyObject *const *arguments, Py_ssize_
 	    pool_use(pool))
 		return NULL;
 	r = shmb_pool_find(pool->pool, offset, size, &block);
-	if (r) {
-		(void)py_error_raise(pool->broker->state, r);
-		py_pool_unuse(pool);
-		return NULL;
-	}
-	return py_block_new(pool, &block, false);
+	return block_of(pool, r, &block, false);
 }
 
 /* ---- how it ends ---- */
@@ -295,11 +289,6 @@ static PyObject *pool_close(PyObject *self, PyObject *unused) {
 	if (pool_end((Pool *)self))
 		return NULL;
 	Py_RETURN_NONE;
-}
-
-static PyObject *pool_enter(PyObject *self, PyObject *unused) {
-	(void)unused;
-	return Py_NewRef(self);
 }
 
 /* ---- attributes ---- */
@@ -381,7 +370,7 @@ static PyMethodDef methods[] = {
 	  "is kept.\n\n"
 	  "Blocks that are held stay valid. When the last of them is gone the memory is unmapped, and blocks that were given and "
 	  "not taken become free." },
-	{ "__enter__", pool_enter, METH_NOARGS, "__enter__($self)\n--\n\nThe pool itself." },
+	{ "__enter__", py_enter, METH_NOARGS, "__enter__($self)\n--\n\nThe pool itself." },
 	{ "__exit__", pool_close, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCalls close()." },
 	{ NULL, NULL, 0, NULL },
 };

@@ -334,11 +334,6 @@ static PyObject *region_close(PyObject *self, PyObject *unused) {
 	Py_RETURN_NONE;
 }
 
-static PyObject *region_enter(PyObject *self, PyObject *unused) {
-	(void)unused;
-	return Py_NewRef(self);
-}
-
 /* ---- attributes ---- */
 
 static PyObject *get_name(PyObject *self, void *unused) {
@@ -401,7 +396,7 @@ static PyMethodDef methods[] = {
 	  "close($self)\n--\n\n"
 	  "Unregisters the region if it was not retired and not kept, and unmaps it when nobody looks at it any more." },
 	{ "fileno", region_fileno, METH_NOARGS, "fileno($self)\n--\n\nThe same as fd." },
-	{ "__enter__", region_enter, METH_NOARGS, "__enter__($self)\n--\n\nThe region itself." },
+	{ "__enter__", py_enter, METH_NOARGS, "__enter__($self)\n--\n\nThe region itself." },
 	{ "__exit__", region_close, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCalls close()." },
 	{ NULL, NULL, 0, NULL },
 };
