@@ -90,12 +90,16 @@ gateway_files = \
 	tests/gateway/conftest.py \
 	tests/gateway/frames.py \
 	tests/gateway/full_shape.proto \
+	tests/gateway/inference.py \
 	tests/gateway/test_dashboard.py \
 	tests/gateway/test_grpc.py \
 	tests/gateway/test_grpc_abuse.py \
 	tests/gateway/test_http_access.py \
 	tests/gateway/test_http_broker.py \
 	tests/gateway/test_http_shm.py \
+	tests/gateway/test_infer_models.py \
+	tests/gateway/test_infer_shm.py \
+	tests/gateway/test_infer_texts.py \
 	tests/gateway/test_metrics.py \
 	tests/gateway/test_nginx.py
 EXTRA_DIST += $(gateway_files)

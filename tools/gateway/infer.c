@@ -98,7 +98,7 @@ void infer_release(Infer *infer) {
 
 AnswerCode infer_set_id(Infer *infer, Bytes id) {
 	free(infer->id);
-	infer->id = strndup(id.data, id.size);
+	infer->id = bytes_copy(id);
 	return infer->id ? ANSWER_OK : answer_no_memory(&infer->answer);
 }
 
@@ -129,7 +129,7 @@ static int64_t *copy_shape(const int64_t *shape, size_t n_shape) {
 }
 
 AnswerCode infer_add_input(Infer *infer, Bytes name, DataType datatype, const int64_t *shape, size_t n_shape) {
-	InferInput *inputs, input = { .name = strndup(name.data, name.size), .datatype = datatype, .n_shape = n_shape };
+	InferInput *inputs, input = { .name = bytes_copy(name), .datatype = datatype, .n_shape = n_shape };
 	AnswerCode code;
 
 	input.shape = copy_shape(shape, n_shape);
@@ -152,7 +152,7 @@ AnswerCode infer_add_input(Infer *infer, Bytes name, DataType datatype, const in
 }
 
 AnswerCode infer_add_output(Infer *infer, Bytes name) {
-	InferOutput *outputs, output = { .name = strndup(name.data, name.size) };
+	InferOutput *outputs, output = { .name = bytes_copy(name) };
 	AnswerCode code;
 
 	outputs = reallocarray(infer->outputs, infer->n_outputs + 1, sizeof(*outputs));

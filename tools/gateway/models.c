@@ -301,7 +301,7 @@ static AnswerCode read_version(const char *text, int64_t *ret, Answer *answer) {
 }
 
 AnswerCode models_find(const Models *models, Bytes name, Bytes version, const Model **ret, Answer *answer) {
-	char *version_text = strndup(version.data, version.size);
+	char *version_text = bytes_copy(version);
 	const Model *model;
 	int64_t number = -1;
 	AnswerCode code;

@@ -75,7 +75,7 @@ static int get_lease(struct shmb_client *client, const struct shmb_handle *handl
 AnswerCode tensor_memory_lease(TensorMemory *memory, Core *core, struct shmb_client *client, Bytes name,
 			       uint64_t offset, uint64_t size, bool write, Answer *answer) {
 	struct shmb_handle handle;
-	char *region = strndup(name.data, name.size);
+	char *region = bytes_copy(name);
 	int r;
 
 	*memory = (TensorMemory){ .size = size, .region = region };

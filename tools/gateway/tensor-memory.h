@@ -12,11 +12,17 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "core.h"
 #include "shmbroker.h"
 
 typedef struct TensorMemory TensorMemory;
+
+/* A copy with a NUL behind it, to be freed; NULL without memory. Empty bytes of a message have no address. */
+static inline char *bytes_copy(Bytes bytes) {
+	return strndup(bytes.data ?: "", bytes.size);
+}
 
 struct TensorMemory {
 	const void *data;	 /* private bytes, of the request or of .allocated; NULL in a region */
