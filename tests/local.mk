@@ -92,6 +92,7 @@ gateway_files = \
 	tests/gateway/full_shape.proto \
 	tests/gateway/inference.py \
 	tests/gateway/test_dashboard.py \
+	tests/gateway/test_differential.py \
 	tests/gateway/test_grpc.py \
 	tests/gateway/test_grpc_abuse.py \
 	tests/gateway/test_http_access.py \

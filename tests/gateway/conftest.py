@@ -21,6 +21,9 @@ import urllib.parse
 
 import pytest
 
+# gRPC in a child that is about to become another program would look after threads that it has not
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 BUILD = pathlib.Path(os.environ.get("SHMBROKER_BUILDDIR", ".")).resolve()
 ROOT = os.geteuid() == 0
 DEADLINE = 60
