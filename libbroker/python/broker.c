@@ -72,21 +72,21 @@ PyObject *py_broker_connect(PyObject *module, PyObject *const *arguments, Py_ssi
 	static const Signature signature = { "connect",
 					     1,
 					     2,
-					     8,
+					     9,
 					     { "type", "socket", "roles", "accept_unsealed", "populate",
-					       "resume_timeout", "lease_page", "force_rmw" } };
+					       "resume_timeout", "lease_page", "force_rmw", "cuda_context" } };
 	State *state = PyModule_GetState(module);
-	bool unsealed = false, populate = true, lease_page = true, rmw = false;
+	bool unsealed = false, populate = true, lease_page = true, rmw = false, context = false;
 	uint32_t roles = 0, flags;
 	struct shmb_client *client;
-	PyObject *values[8], *path = NULL;
+	PyObject *values[9], *path = NULL;
 	int resume_timeout = INT32_MIN, r;
 	Broker *broker;
 
 	if (py_arguments_parse(&signature, arguments, n, keywords, values) || roles_parse(values[2], &roles) ||
 	    py_argument_bool(values[3], &unsealed) || py_argument_bool(values[4], &populate) ||
 	    py_argument_timeout(values[5], &resume_timeout) || py_argument_bool(values[6], &lease_page) ||
-	    py_argument_bool(values[7], &rmw))
+	    py_argument_bool(values[7], &rmw) || py_argument_bool(values[8], &context))
 		return NULL;
 	if (!PyType_Check(values[0]) || !PyType_IsSubtype((PyTypeObject *)values[0], state->broker_type)) {
 		PyErr_SetString(PyExc_TypeError, "type must be a class that is made from Broker");
@@ -95,7 +95,7 @@ PyObject *py_broker_connect(PyObject *module, PyObject *const *arguments, Py_ssi
 	if (values[1] && !PyUnicode_FSConverter(values[1], &path))
 		return NULL;
 	flags = (unsealed ? SHMB_ACCEPT_UNSEALED : 0) | (populate ? 0 : SHMB_NO_POPULATE) |
-		(lease_page ? 0 : SHMB_NO_LEASE_PAGE) | (rmw ? SHMB_FORCE_RMW : 0);
+		(lease_page ? 0 : SHMB_NO_LEASE_PAGE) | (rmw ? SHMB_FORCE_RMW : 0) | (context ? SHMB_CUDA_CONTEXT : 0);
 	WITHOUT_GIL(r = shmb_client_new(&client, path ? PyBytes_AsString(path) : NULL, roles, flags));
 	Py_XDECREF(path);
 	if (r)
@@ -309,6 +309,7 @@ static PyMethodDef methods[] = {
 	{ "_client_info", broker_client_info, METH_NOARGS, "_client_info($self)\n--\n\nA tuple." },
 	{ "create", FAST(py_region_create), py_region_create_doc },
 	{ "_adopt", FAST(py_region_adopt), py_region_adopt_doc },
+	{ "_cuda_region", FAST(py_region_cuda), py_region_cuda_doc },
 	{ "create_pool", FAST(py_pool_create), py_pool_create_doc },
 	{ "open_pool", py_pool_open, METH_O, py_pool_open_doc },
 	{ "get_memory_info", FAST(py_lease_get), py_lease_get_doc },

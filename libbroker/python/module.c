@@ -18,7 +18,7 @@ static PyObject *buffer_range(PyObject *module, PyObject *object) {
 static PyMethodDef functions[] = {
 	{ "connect", FAST(py_broker_connect),
 	  "connect($module, type, socket=None, *, roles=None, accept_unsealed=False, populate=True,\n"
-	  "        resume_timeout=30.0, lease_page=True, force_rmw=False)\n--\n\n"
+	  "        resume_timeout=30.0, lease_page=True, force_rmw=False, cuda_context=False)\n--\n\n"
 	  "A new connection, as an object of a type that is made from Broker." },
 	{ "at_exit", py_broker_at_exit, METH_NOARGS,
 	  "at_exit($module)\n--\n\nFrom here on no connection waits for a broker that is away." },

@@ -233,13 +233,14 @@ int py_options_parse_memory(PyObject *const values[static 3], Options *ret);
 int py_region_init_type(State *state, PyObject *module);
 PyObject *py_region_create(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
 PyObject *py_region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
+PyObject *py_region_cuda(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords);
 /* retires what the broker's client has made and not kept, without waiting for anything to be given back */
 void py_regions_retire(Broker *broker);
 /* what a retirement at the end of an object has to say; when the region is gone already that is nothing */
 static inline int retired_at_end(int r) {
 	return r == SHMB_E_STALE || r == SHMB_E_NOT_FOUND || r == SHMB_E_REVOKED ? 0 : r;
 }
-extern const char py_region_create_doc[], py_region_adopt_doc[];
+extern const char py_region_create_doc[], py_region_adopt_doc[], py_region_cuda_doc[];
 
 /* ---- lease.c ---- */
 

@@ -93,8 +93,9 @@ static bool is_writable(int fd) {
 	       (seals < 0 || !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)));
 }
 
-/* takes @owned over, also when it fails, and the broker's use */
-static PyObject *region_new(Broker *broker, struct shmb_region *owned, Layout *layout, const Options *options) {
+/* takes @owned over, also when it fails, and the broker's use; @device as Memory has it */
+static PyObject *region_new(Broker *broker, struct shmb_region *owned, Layout *layout, const Options *options,
+			    int32_t device) {
 	Region *region = PyObject_New(Region, broker->state->region_type);
 	uint64_t size = shmb_region_get_size(owned);
 	void *data;
@@ -106,7 +107,8 @@ static PyObject *region_new(Broker *broker, struct shmb_region *owned, Layout *l
 		return NULL;
 	}
 	py_memory_init_bytes(&region->memory, broker->state, data, size,
-			     data && !is_writable(shmb_region_get_fd(owned)));
+			     data && device < 0 && !is_writable(shmb_region_get_fd(owned)));
+	region->memory.device = device;
 	region->memory.over = region_over;
 	region->broker = (Broker *)Py_NewRef((PyObject *)broker);
 	region->region = owned;
@@ -126,6 +128,14 @@ static PyObject *region_new(Broker *broker, struct shmb_region *owned, Layout *l
 		return NULL;
 	}
 	return (PyObject *)region;
+}
+
+/* nbytes or a shape was given */
+static int check_size(PyObject *const values[static 3], const char *function) {
+	if (values[0] || values[2])
+		return 0;
+	PyErr_Format(PyExc_TypeError, "%s() needs a shape or nbytes", function);
+	return -1;
 }
 
 const char py_region_create_doc[] =
@@ -179,20 +189,15 @@ PyObject *py_region_create(PyObject *self, PyObject *const *arguments, Py_ssize_
 	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
 	    py_argument_text(values[NAME], "name", &name) || layout_parse(&values[SHAPE], &layout) ||
 	    py_options_parse(&values[KEEP], &options) || py_options_parse_memory(&values[POPULATE], &options) ||
-	    py_argument_text(values[KEY], "key", &options.options.key))
-		return NULL;
-	if (!values[SHAPE] && !values[NBYTES]) {
-		PyErr_SetString(PyExc_TypeError, "create() needs a shape or nbytes");
-		return NULL;
-	}
-	if (py_broker_use(broker))
+	    py_argument_text(values[KEY], "key", &options.options.key) || check_size(&values[SHAPE], "create") ||
+	    py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(r = shmb_region_create(broker->client, name, layout.size, &options.options, &owned));
 	if (r) {
 		py_broker_unuse(broker);
 		return py_error_raise(broker->state, r);
 	}
-	return region_new(broker, owned, &layout, &options);
+	return region_new(broker, owned, &layout, &options, -1);
 }
 
 const char py_region_adopt_doc[] =
@@ -254,7 +259,75 @@ PyObject *py_region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t
 		py_broker_unuse(broker);
 		return py_error_raise(broker->state, r);
 	}
-	return region_new(broker, owned, &layout, &options);
+	return region_new(broker, owned, &layout, &options, -1);
+}
+
+const char py_region_cuda_doc[] =
+	"_cuda_region($self, name, address, shape=None, dtype=None, *, nbytes=None, keep=False, replace=False,\n"
+	"             read_only=False, allowed_uids=None, allowed_gids=None, principal=None, key=None, device=0,\n"
+	"             unpublished=False)\n--\n\n"
+	"Offers memory at an address of a GPU, or, with the address 0, memory that is allocated.";
+
+PyObject *py_region_cuda(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
+	enum {
+		NAME,
+		ADDRESS,
+		SHAPE,
+		DTYPE,
+		NBYTES,
+		KEEP,
+		REPLACE,
+		READ_ONLY,
+		UIDS,
+		GIDS,
+		PRINCIPAL,
+		KEY,
+		DEVICE,
+		UNPUBLISHED,
+		N
+	};
+	static const Signature signature = { "_cuda_region",
+					     2,
+					     4,
+					     N,
+					     { "name", "address", "shape", "dtype", "nbytes", "keep", "replace",
+					       "read_only", "allowed_uids", "allowed_gids", "principal", "key",
+					       "device", "unpublished" } };
+	Broker *broker = (Broker *)self;
+	struct shmb_region *owned;
+	const char *name = NULL;
+	bool unpublished = false;
+	uint64_t address = 0;
+	uint32_t device = 0;
+	PyObject *values[N];
+	Options options;
+	Layout layout;
+	int r;
+
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
+	    py_argument_text(values[NAME], "name", &name) || py_argument_uint64(values[ADDRESS], "address", &address) ||
+	    layout_parse(&values[SHAPE], &layout) || py_options_parse(&values[KEEP], &options) ||
+	    py_argument_text(values[KEY], "key", &options.options.key) ||
+	    py_argument_uint32(values[DEVICE], "device", &device) ||
+	    py_argument_bool(values[UNPUBLISHED], &unpublished) ||
+	    check_size(&values[SHAPE], address ? "cuda_export" : "cuda_alloc"))
+		return NULL;
+	if (device > INT32_MAX) {
+		PyErr_SetString(PyExc_ValueError, "device is an ordinal");
+		return NULL;
+	}
+	options.options.flags |= unpublished ? SHMB_REGION_OPT_UNPUBLISHED : 0;
+	if (py_broker_use(broker))
+		return NULL;
+	WITHOUT_GIL(r = address ? shmb_cuda_export(broker->client, name, (const void *)(uintptr_t)address, layout.size,
+						   &options.options, &owned)
+				: shmb_cuda_alloc(broker->client, name, layout.size, (int32_t)device, &options.options,
+						  &owned));
+	if (r) {
+		py_broker_unuse(broker);
+		return py_error_raise(broker->state, r);
+	}
+	return region_new(broker, owned, &layout, &options, (int32_t)device);
 }
 
 /* ---- how it ends ---- */
@@ -334,6 +407,30 @@ static PyObject *region_close(PyObject *self, PyObject *unused) {
 	Py_RETURN_NONE;
 }
 
+static PyObject *region_publish(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
+	static const Signature signature = { "publish", 0, 1, 1, { "stream" } };
+	Region *region = (Region *)self;
+	uint64_t stream = 0;
+	PyObject *values[1];
+	int r;
+
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
+	    py_argument_uint64(values[0], "stream", &stream))
+		return NULL;
+	if (!region->region || region->retired) {
+		PyErr_SetString(py_error_class(region->memory.state, SHMB_E_STALE), "the region was retired before");
+		return NULL;
+	}
+	region->memory.n_exports++;
+	WITHOUT_GIL(r = shmb_cuda_publish(region->region, (void *)(uintptr_t)stream));
+	if (r)
+		(void)py_error_raise(region->memory.state, r);
+	else
+		region->generation = shmb_region_get_generation(region->region);
+	py_memory_unexport(&region->memory);
+	return r ? NULL : Py_NewRef(Py_None);
+}
+
 /* ---- attributes ---- */
 
 static PyObject *get_name(PyObject *self, void *unused) {
@@ -392,6 +489,12 @@ static PyMethodDef methods[] = {
 	  "\"force\" revokes now; \"discard\" revokes and gives whole pages back to the system.\n"
 	  "wait: return when it is gone, within timeout seconds. Other threads run meanwhile; signals are not heard.\n\n"
 	  "Raises TimedOut, Stale when it was retired before, NotFound, Again while the broker is away." },
+	{ "publish", (PyCFunction)(void (*)(void))region_publish, METH_FASTCALL | METH_KEYWORDS,
+	  "publish($self, stream=None)\n--\n\n"
+	  "Of a GPU's memory: waits until all that a stream has been given is done, and registers the region if it was made with "
+	  "unpublished=True.\n\n"
+	  "stream: the address of a CUstream or cudaStream_t; None is the default stream.\n\n"
+	  "Raises Invalid for memory of the CPU, and what creating the region may raise." },
 	{ "close", region_close, METH_NOARGS,
 	  "close($self)\n--\n\n"
 	  "Unregisters the region if it was not retired and not kept, and unmaps it when nobody looks at it any more." },

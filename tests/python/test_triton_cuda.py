@@ -11,6 +11,7 @@ import sys
 import numpy
 import pytest
 import tritonclient.utils.cuda_shared_memory as original
+from conftest import BUILD
 
 import shmbroker.triton.cuda_shared_memory as ours
 
@@ -113,12 +114,20 @@ def machine():
 
 
 @pytest.fixture
-def gpu(machine):
+def config():
+    """Of a broker that believes what it is told about GPU memory; fds of the fake driver are those of memfds."""
+    return "[cuda]\nmode = relay\ncheck_fd = no\n"
+
+
+@pytest.fixture
+def gpu(machine, daemon):
     """Runs a program that has the drop-in as shm."""
+    if not (BUILD / "shmbroker-cuda-helper").exists():
+        pytest.skip("built without GPU memory")
 
     def run_one(text):
         return run("import base64, sys, numpy, shmbroker\nimport shmbroker.triton.cuda_shared_memory as shm\n" + text,
-                   LD_LIBRARY_PATH=str(machine.library.parent), **machine.environment())
+                   LD_LIBRARY_PATH=str(machine.library.parent), SHMBROKER_SOCKET=daemon.socket, **machine.environment())
 
     return run_one
 
@@ -311,6 +320,106 @@ for _ in range(200):
 del other
 """) == ""
     assert len(machine.log("cuMemAlloc_v2")) - len(machine.log("cuMemFree_v2")) <= 1
+
+
+CONSUMER = """
+import ctypes, sys, shmbroker
+broker = shmbroker.connect(cuda_context=True)
+lease = broker.get_memory_info("cuda:name", write=True)
+assert (lease.memory_type, lease.device, lease.nbytes) == ("cuda", 1, 64)
+assert lease.__dlpack_device__() == (2, 1)
+assert shmbroker._shmbroker.dlpack_inspect(lease.view(8, "int64").__dlpack__(stream=1)) == (2, 1, lease.address, 64, True)
+interface = lease.view((2, 4), "int64").__cuda_array_interface__
+assert interface == {"version": 3, "shape": (2, 4), "typestr": "<i8", "data": (lease.address, False), "strides": None,
+                     "stream": None}, interface
+for make in (memoryview, lambda one: one.numpy(), lambda one: one.__array_interface__, bytes):
+    try:
+        make(lease)
+    except (BufferError, AttributeError, TypeError):
+        continue
+    raise AssertionError(make)
+# the fake driver's pointers may be read by the CPU
+assert (ctypes.c_int64 * 8).from_address(lease.address)[7] == 7
+print("have it", flush=True)
+sys.stdin.readline()
+assert (ctypes.c_int64 * 8).from_address(lease.address)[7] == 7
+lease.release()
+print("gave it back", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_brokers_consumers_have_it(gpu):
+    assert gpu(f"consumer = {CONSUMER!r}" + """
+import gc, subprocess
+handles = [shm.create_shared_memory_region("name", 64, 1) for _ in range(2)]
+print([one.region_name for one in handles])
+shm.set_shared_memory_region(handles[0], [numpy.arange(8)])
+peer = subprocess.Popen([sys.executable, "-c", consumer], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+print(peer.stdout.readline(), end="")
+for one in handles:
+    shm.destroy_shared_memory_region(one)
+assert [one.region_name for one in handles] == [None, None]
+del handles, one
+gc.collect()
+# it is not freed while somebody has it
+assert len(shm._draining) == 1
+peer.stdin.write(chr(10))
+peer.stdin.flush()
+print(peer.stdout.readline(), end="")
+while shm._draining:
+    # with the next region that is made, what is over is freed
+    shm.destroy_shared_memory_region(shm.create_shared_memory_region("other", 8, 0))
+peer.stdin.close()
+assert peer.wait() == 0
+peer.stdout.close()
+""") == "['cuda:name', 'cuda:name#2']\nhave it\ngave it back\n"
+
+
+def test_allocated_by_the_library(gpu):
+    assert gpu("""
+import ctypes
+with shmbroker.connect(cuda_context=True) as broker:
+    with broker.cuda_alloc("kv", (4, 4), "float32", device=1, unpublished=True) as region:
+        assert region.__dlpack_device__() == (2, 1) and region.nbytes == 64 and not region.readonly
+        (ctypes.c_float * 16).from_address(region.address)[3] = 3.0
+        try:
+            broker.get_memory_info("kv")
+        except shmbroker.NotFound:
+            print("not yet")
+        region.publish()
+        with broker.get_memory_info("kv") as lease:
+            assert lease.memory_type == "cuda" and lease.device == 1
+            assert (ctypes.c_float * 16).from_address(lease.address)[3] == 3.0
+        # another name for it, by DLPack
+        for source in (region, region.view(16, "float32")):
+            with broker.cuda_export("window", source) as window:
+                assert (window.address, window.nbytes) == (region.address, 64)
+                assert window.__dlpack_device__() == (2, 1)
+        for source, error in ((region.address, TypeError), (numpy.zeros(4), ValueError)):
+            try:
+                broker.cuda_export("window", source, nbytes=4)
+            except error:
+                print("no")
+    with broker.create("cpu", 4) as region:
+        try:
+            region.publish()
+        except shmbroker.Invalid:
+            print("of the CPU")
+""") == "not yet\nno\nno\nof the CPU\n"
+
+
+NO_GPUS = """
+try:
+    shm.create_shared_memory_region("name", 64, 0)
+except shm.CudaSharedMemoryException as error:
+    print(type(error.__cause__).__name__)
+"""
+
+
+@pytest.mark.parametrize("config", ["[cuda]\nmode = off\n"])
+def test_a_broker_that_takes_no_gpu_memory(gpu):
+    assert gpu(NO_GPUS) in ("Unsupported\n", "NoDevice\n")
 
 
 def test_threads_keep_their_context(gpu):

@@ -69,6 +69,7 @@ class Broker(_shmbroker.Broker):
     accept_unsealed: pointers to memory that its owner can truncate are fine; touching it can then end in SIGBUS.
     populate: the first use of a region faults in what was asked for, all at once.
     resume_timeout: how many seconds calls wait for a broker that has ended; None for ever.
+    cuda_context: a GPU's primary context may be made where this process has none; otherwise leases on its memory are refused.
     lease_page, force_rmw: False and True are for tests and comparison.
 
     Raises FileNotFoundError, ConnectionRefusedError, PermissionError where no broker is; PermissionDenied for a role
@@ -80,9 +81,10 @@ class Broker(_shmbroker.Broker):
 
     def __new__(cls, socket: Any = None, *, roles: "str | int | Sequence[str] | None" = None,
                 accept_unsealed: bool = False, populate: bool = True, resume_timeout: "float | None" = 30.0,
-                lease_page: bool = True, force_rmw: bool = False) -> "Broker":
+                lease_page: bool = True, force_rmw: bool = False, cuda_context: bool = False) -> "Broker":
         made = _shmbroker.connect(cls, socket, roles=roles, accept_unsealed=accept_unsealed, populate=populate,
-                                  resume_timeout=resume_timeout, lease_page=lease_page, force_rmw=force_rmw)
+                                  resume_timeout=resume_timeout, lease_page=lease_page, force_rmw=force_rmw,
+                                  cuda_context=cuda_context)
         made._waiting = {}
         if resume_timeout is None:
             made.set_resume_timeout(None)
@@ -122,6 +124,39 @@ class Broker(_shmbroker.Broker):
             return self._adopt(name, memory.fd, shape, dtype, nbytes=nbytes, offset=memory.offset + offset, keep=keep,
                                replace=replace, read_only=read_only, allowed_uids=allowed_uids,
                                allowed_gids=allowed_gids, principal=principal, key=key)
+
+    def cuda_alloc(self, name: str, shape: "SupportsIndex | Sequence[SupportsIndex] | None" = None, dtype: Any = None, *,
+                   nbytes: "int | None" = None, device: int = 0, unpublished: bool = False, **how: Any) -> Region:
+        """Allocates memory of a GPU that other processes may open, and registers it under a name.
+
+        device: the GPU's ordinal in this process. unpublished: nobody finds it before Region.publish().
+        shape, dtype, nbytes and the rest: as adopt() has them.
+
+        DLPack and __cuda_array_interface__ give the memory to other libraries; the CPU does not see it.
+
+        Raises Unsupported where there is no driver, NoDevice, BadState without a context (see cuda_context), MemoryError or
+        OSError, and what create() raises.
+        """
+        return self._cuda_region(name, 0, shape, dtype, nbytes=nbytes, device=device, unpublished=unpublished, **how)
+
+    def cuda_export(self, name: str, source: Any, shape: "SupportsIndex | Sequence[SupportsIndex] | None" = None,
+                    dtype: Any = None, *, nbytes: "int | None" = None, device: "int | None" = None,
+                    unpublished: bool = False, **how: Any) -> Region:
+        """Registers memory of a GPU that this process has allocated, without copying it.
+
+        source: a contiguous tensor of PyTorch, CuPy or whatever else has DLPack, which is not to be freed before the region
+        is gone (Region.retire() with wait); or an address, with nbytes or a shape, and the device's ordinal.
+        shape, dtype: by default bytes. The rest: as cuda_alloc() has them.
+
+        Whoever may have the memory has all of the allocation around it, for cudaMalloc() a block of 2 MiB.
+
+        Raises Unsupported for managed, pooled and imported memory, OutOfBounds for what spans allocations, ValueError for
+        a tensor that is not contiguous or not of a GPU, and what cuda_alloc() raises.
+        """
+        address, device, size = _source.of_device(source, device)
+        if nbytes is None and shape is None:
+            nbytes = size
+        return self._cuda_region(name, address, shape, dtype, nbytes=nbytes, device=device, unpublished=unpublished, **how)
 
     def status(self, name: "str | None" = None, *, prefix: bool = False, uid: "int | None" = None,
                states: Sequence[RegionState] = (), holders: bool = False) -> Iterator[RegionStatus]:
@@ -183,10 +218,10 @@ class Broker(_shmbroker.Broker):
 
 
 def connect(socket: Any = None, *, roles: "str | int | Sequence[str] | None" = None, accept_unsealed: bool = False,
-            populate: bool = True, resume_timeout: "float | None" = 30.0) -> Broker:
+            populate: bool = True, resume_timeout: "float | None" = 30.0, cuda_context: bool = False) -> Broker:
     """A connection to the broker: see Broker, which takes the same."""
     return Broker(socket, roles=roles, accept_unsealed=accept_unsealed, populate=populate,
-                  resume_timeout=resume_timeout)
+                  resume_timeout=resume_timeout, cuda_context=cuda_context)
 
 
 atexit.register(_shmbroker.at_exit)

@@ -76,3 +76,21 @@ def open_memory(source: Any) -> Iterator[Source]:
         yield Source(fd, offset, nbytes)
     finally:
         os.close(fd)
+
+
+def of_device(source: Any, device: "int | None") -> "tuple[int, int, int | None]":
+    """Address, ordinal and size of memory of a GPU; the size of what is only an address is not known."""
+    if hasattr(source, "__index__") and not hasattr(source, "__dlpack__"):
+        if device is None:
+            raise TypeError("an address needs the ordinal of its device")
+        return source.__index__(), device, None
+    kind, ordinal = source.__dlpack_device__()
+    if kind != 2:
+        raise ValueError("the tensor is not of a GPU")
+    # -1: it is not used now, and nothing has to be waited for
+    _, _, address, nbytes, is_contiguous = _shmbroker.dlpack_inspect(source.__dlpack__(stream=-1))
+    if not is_contiguous:
+        raise ValueError("the tensor is not contiguous in C order")
+    if device not in (None, ordinal):
+        raise ValueError(f"the tensor is of device {ordinal}, not of {device}")
+    return address, int(ordinal), nbytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drop-in for tritonclient.utils.cuda_shared_memory: memory of a GPU that servers open by its CUDA IPC handle.
+"""Drop-in for tritonclient.utils.cuda_shared_memory: memory of a GPU that lives in the broker.
 
     handle = create_shared_memory_region("input0", 64, 0)
     set_shared_memory_region(handle, [numpy.zeros(16, "float32")])
@@ -7,21 +7,27 @@
     array = get_contents_as_numpy(handle, "float32", [16])
     destroy_shared_memory_region(handle)
 
-It needs a driver when the first region is created, and no Python package for CUDA.
+Servers open it by its CUDA IPC handle; to the broker's consumers it is the region "cuda:NAME", NAME being what the program
+calls it, with a number where there are several of it. It is for this user alone, unless shmbroker.triton.configure() says who
+else may use it. It needs a broker that knows GPU memory, and a driver when the first region is created, but no Python
+package for CUDA.
 
 What is not as in the original: what does not fit is refused before anything is written over what lies behind the region;
 get_contents_as_numpy() copies what was asked for and not the whole region; a tensor of as_shared_memory_tensor() holds the
 memory, and each use of it gives back what it took; no region shares its 2 MiB block with other memory, because a server that
-opens the handle has all of the block; tensors of objects are read as BYTES however the type is named.
+opens the handle has all of the block; memory is not freed before the broker's consumers have given it back, nor by a process
+that was forked; tensors of objects are read as BYTES however the type is named.
 All functions may be called from many threads.
 """
 
 import base64
+import itertools
+import os
 from typing import Any
 
 import numpy as np
 
-from .. import _shmbroker
+from .. import AlreadyExists, Broker, Detached, Region, Stale, _shmbroker
 from . import _session
 from ._cuda import Allocation
 from ._tensor import Array, is_bytes, numbers_at, strings_at
@@ -33,6 +39,8 @@ __all__ = [
 ]
 
 DLPACK_CPU, DLPACK_CUDA, DLPACK_CUDA_HOST = 1, 2, 3
+# of regions with the same name, after which one that is free is not looked for any more
+NAMESAKES = 1000
 # the legacy default stream, as DLPack counts streams: copies are ordered behind it
 DEFAULT_STREAM = 1
 
@@ -65,6 +73,13 @@ class CudaSharedMemoryRegion:
         self._byte_size = byte_size
         self._device_id = device_id
         self._allocation: "Allocation | None" = None
+        self._region: "Region | None" = None
+        self._pid = os.getpid()
+
+    @property
+    def region_name(self) -> "str | None":
+        """The name of the region in the broker, which native consumers ask for; None once it was destroyed."""
+        return self._region.name if self._region is not None else None
 
 
 class SharedMemoryTensor:
@@ -102,6 +117,33 @@ class SharedMemoryTensor:
 
 
 _allocated: list[CudaSharedMemoryRegion] = []
+# what was destroyed while consumers had it: the region's name and generation, and the memory
+_draining: list[tuple[str, int, Allocation]] = []
+
+
+def _register(broker: Broker, triton_shm_name: str, allocation: Allocation) -> Region:
+    for number in itertools.count(1):
+        name = f"cuda:{triton_shm_name}" + (f"#{number}" if number > 1 else "")
+        try:
+            return broker.cuda_export(name, allocation.pointer, nbytes=allocation.nbytes, device=allocation.device,
+                                      **_session.access())
+        except AlreadyExists:
+            if number == NAMESAKES:
+                raise
+    raise AssertionError
+
+
+def _is_there(name: str, generation: int) -> bool:
+    try:
+        return any(one.generation == generation for one in _session.call(lambda broker: list(broker.status(name=name))))
+    except OSError:
+        # leases end with their broker
+        return False
+
+
+def _reap() -> None:
+    """Forgets the memory that nobody has any more; the lock is held."""
+    _draining[:] = [entry for entry in _draining if _is_there(entry[0], entry[1])]
 
 
 def create_shared_memory_region(triton_shm_name: str, byte_size: int, device_id: int) -> CudaSharedMemoryRegion:
@@ -109,17 +151,20 @@ def create_shared_memory_region(triton_shm_name: str, byte_size: int, device_id:
 
     triton_shm_name: what the program calls it to the server.
 
-    Raises CudaSharedMemoryException, whose __cause__ has the reason: no driver, no such device, not enough memory, ...
+    Raises CudaSharedMemoryException, whose __cause__ has the reason: no driver, no such device, not enough memory, no broker, a
+    broker that takes no GPU memory, ...
     """
     try:
         allocation = Allocation(device_id, byte_size)
+        handle = CudaSharedMemoryRegion(triton_shm_name, allocation.handle, allocation.pointer, byte_size, device_id)
+        handle._allocation = allocation
+        with _session.lock:
+            _reap()
+            handle._region = _session.call(lambda broker: _register(broker, triton_shm_name, allocation))
+            _allocated.append(handle)
     except Exception as error:
         raise CudaSharedMemoryException("unable to create cuda shared memory handle") from error
-    region = CudaSharedMemoryRegion(triton_shm_name, allocation.handle, allocation.pointer, byte_size, device_id)
-    region._allocation = allocation
-    with _session.lock:
-        _allocated.append(region)
-    return region
+    return handle
 
 
 def get_raw_handle(cuda_shm_handle: CudaSharedMemoryRegion) -> bytes:
@@ -238,9 +283,20 @@ def allocated_shared_memory_regions() -> list[CudaSharedMemoryRegion]:
 
 
 def destroy_shared_memory_region(cuda_shm_handle: CudaSharedMemoryRegion) -> None:
-    """Forgets a handle: its memory is freed with the last reference to it, and with the last tensor that was made from it.
+    """Unregisters the memory, which is freed with the last reference to the handle, and with the last tensor and the last
+    lease on it.
 
-    Raises ValueError when it was destroyed before.
+    Raises ValueError when it was destroyed before; OSError when the broker cannot be asked.
     """
     with _session.lock:
         _allocated.remove(cuda_shm_handle)
+        region, cuda_shm_handle._region = cuda_shm_handle._region, None
+        if region is None or region.name is None or cuda_shm_handle._pid != os.getpid():
+            return
+        _draining.append((region.name, region.generation, _allocation(cuda_shm_handle)))
+        try:
+            region.close()
+        except (ConnectionError, Detached, Stale):
+            # it ended with its session
+            pass
+        _reap()
