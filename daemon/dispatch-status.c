@@ -96,7 +96,7 @@ static bool status_write(Request *request, const Region *region, Holders *holder
 		.size = region->size,
 		.offset = region->offset,
 		.object = region->object ? region->object->id : 0,
-		.object_size = region->object ? region->object->size : 0,
+		.object_size = region->object ? region->object->size : region->pinned,
 		.age_ns = loop_now(session->broker->loop) - region->born_ns,
 		.session = region->owner_session,
 		.pid = visible && !(region->flags & WIRE_REGION_KEPT) ? region->identity->pid : 0,

@@ -34,6 +34,8 @@ struct Region {
 	uint64_t size;	 /* bytes */
 	uint64_t born_ns;
 	Object *object; /* NULL once revoked */
+	uint64_t
+		pinned; /* bytes of GPU memory that holders of a revoked region keep, which nobody can take from them */
 	ListLink object_link;
 	Session *owner;	     /* NULL when kept, and once its session is over */
 	ListLink owner_link; /* in Session.regions; not linked when kept */

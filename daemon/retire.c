@@ -100,6 +100,7 @@ static uint64_t region_revoke(Region *region, uint32_t mode, char *why) {
 		region->owner->n_bytes -= region->size;
 		region->owner = NULL;
 	}
+	region->pinned = region->object->cuda ? region->object->size : 0;
 	region->object = object_unref(region->object);
 	account_refund(&region->charge);
 	waits_region_gone(region);

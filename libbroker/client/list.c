@@ -110,7 +110,7 @@ static int status_read(struct shmb_status_iter *iter) {
 		.leases = entry.leases,
 		.flags = entry.flags,
 		.state = entry.state,
-		.kind = entry.kind,
+		.kind = entry.kind == WIRE_KIND_MEMORY ? SHMB_MEMORY_CPU : SHMB_MEMORY_CUDA,
 		.access = entry.access,
 		.n_holders = entry.holder_count,
 		.holders_total = entry.holder_total,

@@ -33,7 +33,8 @@ static struct {
 	CUdeviceptr pointer;
 	size_t size;
 } mappings[REGIONS_MAX]; /* of do_vmm() */
-static uint32_t n_leases, n_regions, n_events, n_mappings;
+static CUstream streams[REGIONS_MAX];
+static uint32_t n_leases, n_regions, n_events, n_mappings, n_streams;
 static char *words[WORDS_MAX];
 static uint32_t n_words;
 
@@ -186,10 +187,12 @@ static void do_stream(void) {
 	CUstream stream;
 	CUresult result = DRIVER("cuStreamCreate", (CUstream *, unsigned))(&stream, 0);
 
-	if (result)
+	if (result || n_streams == REGIONS_MAX) {
 		say_driver(result);
-	else
-		printf("ok %" PRIuPTR "\n", (uintptr_t)stream);
+		return;
+	}
+	streams[n_streams++] = stream;
+	printf("ok %" PRIuPTR "\n", (uintptr_t)stream);
 }
 
 /* FLAGS */
@@ -458,6 +461,8 @@ int main(int argc, char **argv) {
 		run();
 		(void)fflush(stdout);
 	}
+	for (uint32_t i = 0; i < n_streams; ++i)
+		(void)DRIVER("cuStreamDestroy_v2", (CUstream))(streams[i]);
 	for (uint32_t i = 0; i < n_regions; ++i)
 		shmb_region_free(regions[i]);
 	shmb_client_free(client);

@@ -226,6 +226,22 @@ def test_status_of_a_region(ctl):
     assert row.split() == ["frame", "8K", "100B", "active", str(owner.pid)]
 
 
+def test_status_of_gpu_memory(start):
+    ctl = Ctl(start(config="[cuda]\nmode = relay\n"))
+    owner = ctl.broker.peer(OWNER)
+    owner.give_cuda("kv", size=4096, handle=b"h" * 64, offset=512, object_size=1 << 21, device=bytes(range(16)))
+    owner.give("memory")
+    ctl.hold("kv")
+    region = ctl.region("kv")
+    expected = {"kind": "cuda", "size": 4096, "offset": 512, "object_size": 1 << 21, "leases": 1, "flags": ["unvalidated"],
+                "device": "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"}
+    assert {key: region[key] for key in expected} == expected
+    assert (ctl.region("memory")["kind"], ctl.region("memory")["device"]) == ("cpu", None)
+    ctl.run("unregister", "--force", "kv")
+    region = ctl.region("kv")
+    assert (region["state"], region["object_size"], region["leases"]) == ("revoked", 1 << 21, 1)
+
+
 def test_status_of_one_name_and_of_a_prefix(ctl):
     for name in "cam/1", "cam/2", "other":
         ctl.register(name, "--create=4K")

@@ -163,6 +163,9 @@ def test_force_cannot_recall_what_is_mapped(gpus):
     lease = consumer.get("x")
     owner.do("retire", region.id, FORCE | WAIT, 60000)
     assert consumer.read(lease.address) == b"\x07" * 4
+    # whoever keeps it is seen with what that is
+    entry = one(admin, "x")
+    assert (entry["state"], entry["object_size"], entry["leases"]) == (STATE["REVOKED"], MIB2, 1)
     until(lambda: ("x" in dict((name, number) for number, name in consumer.events())), consumer.events)
     with failed("REVOKED"):
         consumer.release(lease)

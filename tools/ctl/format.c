@@ -110,6 +110,15 @@ const char *format_duration(uint64_t ns, char *buffer) {
 	return buffer;
 }
 
+const char *format_device(char buffer[FORMAT_DEVICE_SIZE], const uint8_t uuid[16]) {
+	char *at = buffer + snprintf(buffer, FORMAT_DEVICE_SIZE, "GPU");
+
+	for (int i = 0; i < 16; ++i)
+		at += snprintf(at, (size_t)(buffer + FORMAT_DEVICE_SIZE - at), "%s%02x",
+			       i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+	return buffer;
+}
+
 const char *format_time(uint64_t ns, char *buffer) {
 	time_t seconds = (time_t)(ns / NS_PER_S);
 	struct tm local;

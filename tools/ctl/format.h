@@ -26,6 +26,10 @@ const char *format_duration(uint64_t ns, char *buffer);
 /* local time to the millisecond, of nanoseconds since 1970 */
 const char *format_time(uint64_t ns, char *buffer);
 
+/* "GPU-01234567-89ab-...", as the driver's own tools write it */
+#define FORMAT_DEVICE_SIZE 41
+const char *format_device(char buffer[FORMAT_DEVICE_SIZE], const uint8_t uuid[16]);
+
 /* 0, or -EINVAL and -ERANGE; "B", "K", "M", "G" are units of sizes */
 int format_parse_size(const char *text, uint64_t *ret);
 int format_parse_duration(const char *text, uint64_t *ret_ns);

@@ -80,7 +80,7 @@ const char *name_of_kind(uint32_t kind) {
 
 void row_region_flags(json_object *row, uint32_t flags) {
 	static const char *const words[] = { "unsealed", "sparse",  "ro-advisory", "no-ro-fd",
-					     "kept",	 "hugetlb", "unindexed" };
+					     "kept",	 "hugetlb", "unindexed",   "unvalidated" };
 
 	row_words(row, "flags", flags, words, ARRAY_N(words));
 }

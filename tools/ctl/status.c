@@ -38,7 +38,8 @@ static const Column columns[] = {
 	{ "object_size", COLUMN_BYTES, true },
 	{ "session", COLUMN_NUMBER, true },
 	{ "slot", COLUMN_NUMBER, true },
-	{ "key", COLUMN_TEXT, true }, /* null when there is none, or it is not this user's to see */
+	{ "device", COLUMN_TEXT, true }, /* null for system memory */
+	{ "key", COLUMN_TEXT, true },	 /* null when there is none, or it is not this user's to see */
 	{},
 };
 
@@ -86,6 +87,7 @@ static json_object *holders_row(const struct shmb_status *status) {
 
 static json_object *region_row(const struct shmb_status *status) {
 	json_object *row = row_new();
+	char device[FORMAT_DEVICE_SIZE];
 	const char *container = status->container && status->container[0] ? status->container : NULL;
 
 	row_text(row, "name", status->name);
@@ -107,6 +109,7 @@ static json_object *region_row(const struct shmb_status *status) {
 	row_number(row, "object_size", status->object_size);
 	row_number(row, "session", status->session);
 	row_number(row, "slot", status->slot);
+	row_text(row, "device", status->kind == SHMB_MEMORY_CUDA ? format_device(device, status->device_uuid) : NULL);
 	row_text(row, "key", status->key[0] ? status->key : NULL);
 	return row;
 }
