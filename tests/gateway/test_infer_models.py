@@ -93,7 +93,7 @@ def test_config(door):
 def test_routes(gateway):
     assert gateway.get("/v2/models/simple/ready").body == b""
     assert gateway.get("/v2/models/simple/versions/1/config").json["backend"] == "shmbroker"
-    for path, status in (("/v2/models", 404), ("/v2/models/simple/versions/x", 404), ("/v2/models/simple/stats", 404),
+    for path, status in (("/v2/models", 404), ("/v2/models/simple/versions/x", 404), 
                          ("/v2/models/simple/versions/1/infer/more", 404), ("/v2/models/simple/infer", 405)):
         assert gateway.get(path).status == status, path
     for path in ("/v2/models/simple", "/v2/models/simple/ready", "/v2/models/simple/config"):
@@ -101,7 +101,7 @@ def test_routes(gateway):
 
 
 def test_extensions(gateway):
-    assert {"binary_tensor_data", "model_configuration"} <= set(gateway.get("/v2").json["extensions"])
+    assert {"binary_tensor_data", "model_configuration", "classification", "statistics"} <= set(gateway.get("/v2").json["extensions"])
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -131,6 +131,53 @@ def test_wrapped_integers_and_batches(door):
     result = door.client.infer("simple", [door.input("INPUT1", b), door.input("INPUT0", a)])
     assert (result.as_numpy("OUTPUT0") == -2**31).all()
     assert result.as_numpy("OUTPUT1").shape == (8, 16)
+
+
+def test_statistics(door, gateway):
+    json_of = {"as_json": True} if door.kind == "grpc" else {}
+    for _ in range(3):
+        two_rows = [door.input("INPUT0", numpy.concatenate([A, A])), door.input("INPUT1", numpy.concatenate([B, B]))]
+        door.client.infer("simple", two_rows)
+    with door.refused("INVALID_ARGUMENT", "[request id: <id_unknown>] input 'INPUT0' already exists in request"):
+        door.client.infer("simple", [door.pair()[0], door.pair()[0]])
+    with door.refused("INVALID_ARGUMENT", "unexpected inference output 'x' for model 'simple'"):
+        door.client.infer("simple", door.pair(), outputs=[door.output("x")])
+    (found,) = door.client.get_inference_statistics("simple", **json_of)["model_stats"]
+    assert (found["name"], found["version"]) == ("simple", "1")
+    assert (int(found["inference_count"]), int(found["execution_count"])) == (6, 3)
+    assert int(found["last_inference"]) > 0
+    stats = found["inference_stats"]
+    assert (int(stats["success"]["count"]), int(stats["fail"]["count"])) == (3, 1)
+    assert int(stats["success"]["ns"]) == int(stats["compute_infer"]["ns"]) > 0
+    every = door.client.get_inference_statistics(**json_of)["model_stats"]
+    assert {"simple", "identity_bytes"} < {one["name"] for one in every}
+    with door.refused("INVALID_ARGUMENT", "Request for unknown model: 'nope' is not found"):
+        door.client.get_inference_statistics("nope")
+    assert gateway.post("/v2/models/stats").status == 405
+
+
+def test_simple_int8(door):
+    a = A.astype(numpy.int8)
+    result = door.client.infer("simple_int8", [door.input("INPUT0", a, "INT8"), door.input("INPUT1", a + 120, "INT8")])
+    assert (result.as_numpy("OUTPUT0") == (a + (a + 120)).astype(numpy.int8)).all()
+    assert (result.as_numpy("OUTPUT1") == -120).all()
+
+
+def test_simple_identity(door):
+    result = door.client.infer("simple_identity", [door.input("INPUT0", strings(A), "BYTES")])
+    assert result.as_numpy("OUTPUT0").tolist() == strings(A).tolist()
+
+
+@pytest.mark.parametrize("datatype, value", [("BYTES", '"hello"'), ("INT64", "123")])
+def test_nested_arrays(gateway, datatype, value):
+    """Data may be nested in any way, up to a depth."""
+    for depth, status in ((50, 200), (120, 400)):
+        data = "[" * depth + value + "]" * depth
+        body = f'{{"inputs":[{{"name":"INPUT0","datatype":"{datatype}","shape":[1,1],"data":{data}}}]}}'
+        reply = infer_json(gateway, f"identity_{datatype.lower()}", body.encode())
+        assert reply.status == status
+        if status != 200:
+            assert "JSON nesting depth exceeds maximum allowed limit (100)" in reply.error
 
 
 @pytest.mark.parametrize("binary", [True, False])

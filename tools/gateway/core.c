@@ -31,6 +31,8 @@ void core_metadata(Core *core, CoreMetadata *ret) {
 	if (core->models) {
 		ret->extensions[n++] = "binary_tensor_data";
 		ret->extensions[n++] = "model_configuration";
+		ret->extensions[n++] = "classification";
+		ret->extensions[n++] = "statistics";
 	}
 	if (core->allow_client_shm && core_ready(core))
 		ret->extensions[n++] = "system_shared_memory";

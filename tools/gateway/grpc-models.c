@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* ModelReady, ModelMetadata and ModelConfig. */
+/* ModelReady, ModelMetadata, ModelConfig and ModelStatistics. */
+
+#include <stdlib.h>
 
 #include "grpc.h"
 #include "inference.pb-c.h"
@@ -122,9 +124,81 @@ static void model_config(GrpcRequest *request) {
 	grpc_reply(request, &response.base);
 }
 
+/* one entry, with all that it points to */
+typedef struct Statistics {
+	Inference__ModelStatistics model;
+	Inference__InferStatistics infer;
+	Inference__StatisticDuration success, fail, queue, input, compute, output;
+} Statistics;
+
+static void fill_statistics(Statistics *to, const Model *model) {
+	static const Inference__StatisticDuration none = INFERENCE__STATISTIC_DURATION__INIT;
+	const ModelStatistics *from = model->statistics;
+
+	to->model = (Inference__ModelStatistics)INFERENCE__MODEL_STATISTICS__INIT;
+	to->infer = (Inference__InferStatistics)INFERENCE__INFER_STATISTICS__INIT;
+	to->success = to->fail = to->queue = to->input = to->compute = to->output = none;
+	to->success.count = to->queue.count = to->input.count = to->compute.count = to->output.count =
+		from->n_succeeded;
+	to->success.ns = from->succeeded_ns;
+	to->fail.count = from->n_failed;
+	to->fail.ns = from->failed_ns;
+	to->queue.ns = from->delayed_ns;
+	to->compute.ns = from->succeeded_ns - from->delayed_ns;
+	to->infer.success = &to->success;
+	to->infer.fail = &to->fail;
+	to->infer.queue = &to->queue;
+	to->infer.compute_input = &to->input;
+	to->infer.compute_infer = &to->compute;
+	to->infer.compute_output = &to->output;
+	to->model.name = (char *)model->name;
+	to->model.version = MODEL_VERSION;
+	to->model.last_inference = from->last_ms;
+	to->model.inference_count = from->rows;
+	to->model.execution_count = from->n_succeeded;
+	to->model.inference_stats = &to->infer;
+}
+
+/* an empty name stands for all models */
+static void model_statistics(GrpcRequest *request) {
+	const Inference__ModelStatisticsRequest *message = (const Inference__ModelStatisticsRequest *)request->message;
+	const Models *models = request->core->models;
+	Inference__ModelStatisticsResponse response = INFERENCE__MODEL_STATISTICS_RESPONSE__INIT;
+	Inference__ModelStatistics **pointers;
+	Statistics *statistics;
+	const Model *model = NULL;
+	Answer answer = {};
+	size_t i, n = models ? models->n : 0;
+
+	if (message->name.len) {
+		model = find(request, message->name, message->version);
+		if (!model)
+			return;
+	}
+	statistics = calloc(n + 1, sizeof(*statistics));
+	pointers = calloc(n + 1, sizeof(*pointers));
+	for (i = 0; statistics && pointers && i < n; i++) {
+		if (model && model != &models->models[i])
+			continue;
+		fill_statistics(&statistics[response.n_model_stats], &models->models[i]);
+		pointers[response.n_model_stats] = &statistics[response.n_model_stats].model;
+		response.n_model_stats++;
+	}
+	response.model_stats = pointers;
+	if (statistics && pointers) {
+		grpc_reply(request, &response.base);
+	} else {
+		(void)answer_no_memory(&answer);
+		grpc_reply_answer(request, &answer);
+	}
+	free(statistics);
+	free(pointers);
+}
+
 const GrpcMethod grpc_models_methods[] = {
 	{ GRPC_SERVICE "ModelReady", &inference__model_ready_request__descriptor, model_ready, 0 },
 	{ GRPC_SERVICE "ModelMetadata", &inference__model_metadata_request__descriptor, model_metadata, 0 },
 	{ GRPC_SERVICE "ModelConfig", &inference__model_config_request__descriptor, model_config, 0 },
+	{ GRPC_SERVICE "ModelStatistics", &inference__model_statistics_request__descriptor, model_statistics, 0 },
 	{},
 };

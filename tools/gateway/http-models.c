@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The routes below /v2/models: readiness, metadata, configuration, and the way to inference. */
+/* The routes below /v2/models: readiness, metadata, configuration, statistics, and the way to inference. */
 
 #include <string.h>
 
@@ -107,6 +107,52 @@ static struct json_object *config(const Model *model) {
 	return object;
 }
 
+/* --- statistics */
+
+static struct json_object *duration(uint64_t count, uint64_t ns) {
+	struct json_object *object = json_object_new_object();
+
+	add(object, "count", json_object_new_uint64(count));
+	add(object, "ns", json_object_new_uint64(ns));
+	return object;
+}
+
+/* what is not measured apart is 0 */
+static struct json_object *statistics_of(const Model *model) {
+	const ModelStatistics *statistics = model->statistics;
+	struct json_object *object = json_object_new_object(), *stats = json_object_new_object();
+	uint64_t n = statistics->n_succeeded;
+
+	add(stats, "success", duration(n, statistics->succeeded_ns));
+	add(stats, "fail", duration(statistics->n_failed, statistics->failed_ns));
+	add(stats, "queue", duration(n, statistics->delayed_ns));
+	add(stats, "compute_input", duration(n, 0));
+	add(stats, "compute_infer", duration(n, statistics->succeeded_ns - statistics->delayed_ns));
+	add(stats, "compute_output", duration(n, 0));
+	add(stats, "cache_hit", duration(0, 0));
+	add(stats, "cache_miss", duration(0, 0));
+	add(object, "name", text(model->name));
+	add(object, "version", text(MODEL_VERSION));
+	add(object, "last_inference", json_object_new_uint64(statistics->last_ms));
+	add(object, "inference_count", json_object_new_uint64(statistics->rows));
+	add(object, "execution_count", json_object_new_uint64(n));
+	add(object, "inference_stats", stats);
+	add(object, "batch_stats", list(NULL));
+	return object;
+}
+
+/* of @model, or of all when that is NULL */
+static struct json_object *statistics(const Models *models, const Model *model) {
+	struct json_object *object = json_object_new_object(), *array = json_object_new_array();
+	size_t i;
+
+	for (i = 0; i < models->n; i++)
+		if (!model || model == &models->models[i])
+			(void)json_object_array_add(array, statistics_of(&models->models[i]));
+	add(object, "model_stats", array);
+	return object;
+}
+
 /* --- routes */
 
 static void reply(HttpRequest *request, struct json_object *object) {
@@ -128,27 +174,33 @@ static bool is_version(Bytes segment) {
 }
 
 bool http_models_route(HttpRequest *request) {
-	static const char *const verbs[] = { "ready", "config", "infer" };
+	static const char *const verbs[] = { "ready", "config", "infer", "stats" };
+	const Models *models = request->core->models;
 	size_t at = 3, verb;
 	Bytes version = BYTES("");
 	const Model *model = NULL;
 	Answer answer = {};
 
-	if (!request->core->models || request->n_segments < 3 || !is(request->segments[0], "v2") ||
+	if (!models || request->n_segments < 3 || !is(request->segments[0], "v2") ||
 	    !is(request->segments[1], "models"))
 		return false;
 	if (request->n_segments > 4 && is(request->segments[3], "versions") && is_version(request->segments[4])) {
 		version = request->segments[4];
 		at = 5;
 	}
-	for (verb = 0; verb < 3; verb++)
+	for (verb = 0; verb < 4; verb++)
 		if (at + 1 == request->n_segments && is(request->segments[at], verbs[verb]))
 			break;
-	if (verb == 3 && at != request->n_segments)
+	if (verb == 4 && at != request->n_segments)
 		return false;
+	if (request->n_segments == 3 && is(request->segments[2], "stats")) {
+		if (http_method_is(request, "GET"))
+			reply(request, statistics(models, NULL));
+		return true;
+	}
 	if (!http_method_is(request, verb == 2 ? "POST" : "GET"))
 		return true;
-	if (models_find(request->core->models, request->segments[2], version, &model, &answer)) {
+	if (models_find(models, request->segments[2], version, &model, &answer)) {
 		http_reply_answer(request, &answer);
 		answer_deinit(&answer);
 		return true;
@@ -162,6 +214,9 @@ bool http_models_route(HttpRequest *request) {
 		break;
 	case 2:
 		http_infer(request, model);
+		break;
+	case 3:
+		reply(request, statistics(models, model));
 		break;
 	default:
 		reply(request, metadata(model));

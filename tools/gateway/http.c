@@ -9,11 +9,7 @@
 
 /* the parts of the door, in the order in which they are asked */
 static HttpRoute *const routes[] = {
-	http_server_route,
-	http_shm_route,
-	dashboard_route,
-	http_models_route,
-	NULL,
+	http_server_route, http_shm_route, dashboard_route, http_models_route, NULL,
 };
 
 void http_route(HttpRequest *request) {

@@ -505,7 +505,33 @@ static AnswerCode check_input(Infer *infer, InferInput *input, bool *ret_more) {
 
 /* --- from the start to the end */
 
+static uint64_t ns_since(const struct timespec *then) {
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)(now.tv_sec - then->tv_sec) * 1000000000 + (uint64_t)now.tv_nsec - (uint64_t)then->tv_nsec;
+}
+
+static void count(const Infer *infer) {
+	ModelStatistics *statistics = infer->model->statistics;
+	uint64_t ns = ns_since(&infer->begun);
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_REALTIME, &now);
+	statistics->last_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+	if (infer->answer.code) {
+		statistics->n_failed++;
+		statistics->failed_ns += ns;
+	} else {
+		statistics->rows += infer->batch ? infer->batch : 1;
+		statistics->n_succeeded++;
+		statistics->succeeded_ns += ns;
+		statistics->delayed_ns += (uint64_t)infer->model->delay_ms * 1000000;
+	}
+}
+
 static void end(Infer *infer) {
+	count(infer);
 	leave(infer);
 	infer->done(infer, infer->userdata);
 }
@@ -566,6 +592,7 @@ void infer_abort(Infer *infer) {
 void infer_start(Infer *infer, InferDone done, void *userdata) {
 	Models *models = infer->core->models;
 
+	(void)clock_gettime(CLOCK_MONOTONIC, &infer->begun);
 	infer->done = done;
 	infer->userdata = userdata;
 	infer->n_outputs_requested = infer->n_outputs;

@@ -14,6 +14,7 @@
  */
 
 #include <event2/event.h>
+#include <time.h>
 
 #include "models.h"
 #include "tensor-memory.h"
@@ -85,6 +86,7 @@ struct Infer {
 		int64_t n_elements; /* that were seen */
 	} walk;
 	bool in_progress;
+	struct timespec begun;
 	TAILQ_ENTRY(Infer) link; /* of those in progress */
 };
 

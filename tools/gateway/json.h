@@ -3,7 +3,7 @@
 
 /*
  * JSON of clients: json-c's objects, with the sentences that Triton's parser has for what is no JSON, and exact integers.
- * A document may be nested 64 deep; strings must be UTF-8.
+ * A document may be nested 200 deep; strings must be UTF-8.
  */
 
 #include <json-c/json.h>
@@ -13,7 +13,7 @@
 
 #include "answer.h"
 
-#define JSON_DEPTH_MAX 64
+#define JSON_DEPTH_MAX 200
 
 /*
  * Checks the @size bytes at @data. Returns true, or false with a sentence in @ret_why and the place in @ret_offset.

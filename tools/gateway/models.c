@@ -18,11 +18,12 @@
 #define ELEMENTS 16 /* of a row of simple and simple_string */
 #define BATCH_MAX 8 /* rows */
 #define ELEMENTS_MAX (ELEMENTS * BATCH_MAX)
+#define IDENTITY_BATCH_MAX 64
 #define DIGITS_MAX 20			      /* of a 64-bit integer, with its sign */
 #define CHUNK_SIZE ((size_t)64 * 1024)	      /* bytes that an identity copies at a time, */
 #define STEP_SIZE ((uint64_t)4 * 1024 * 1024) /* and in one step */
 
-/* --- simple */
+/* --- simple, simple_int8 */
 
 static AnswerCode simple_step(Infer *infer, bool *ret_more) {
 	InferInput *inputs[2] = { infer_input(infer, "INPUT0"), infer_input(infer, "INPUT1") };
@@ -37,6 +38,25 @@ static AnswerCode simple_step(Infer *infer, bool *ret_more) {
 	for (i = 0; i < n; i++) {
 		sums[i] = (int32_t)((uint32_t)values[0][i] + (uint32_t)values[1][i]);
 		differences[i] = (int32_t)((uint32_t)values[0][i] - (uint32_t)values[1][i]);
+	}
+	if (infer_output_put(infer, infer_output(infer, "OUTPUT0"), inputs[0], sums, size))
+		return infer->answer.code;
+	return infer_output_put(infer, infer_output(infer, "OUTPUT1"), inputs[0], differences, size);
+}
+
+static AnswerCode simple_int8_step(Infer *infer, bool *ret_more) {
+	InferInput *inputs[2] = { infer_input(infer, "INPUT0"), infer_input(infer, "INPUT1") };
+	uint8_t values[2][ELEMENTS_MAX], sums[ELEMENTS_MAX], differences[ELEMENTS_MAX];
+	uint64_t size = inputs[0]->memory.size, i;
+
+	(void)ret_more;
+	for (i = 0; i < 2; i++) {
+		if (infer_read(infer, inputs[i], 0, values[i], size))
+			return infer->answer.code;
+	}
+	for (i = 0; i < size; i++) {
+		sums[i] = (uint8_t)(values[0][i] + values[1][i]);
+		differences[i] = (uint8_t)(values[0][i] - values[1][i]);
 	}
 	if (infer_output_put(infer, infer_output(infer, "OUTPUT0"), inputs[0], sums, size))
 		return infer->answer.code;
@@ -122,7 +142,7 @@ static AnswerCode simple_string_step(Infer *infer, bool *ret_more) {
 				write_integers(data, differences, n[0]));
 }
 
-/* --- identity_* */
+/* --- identity_*, simple_identity */
 
 static AnswerCode identity_step(Infer *infer, bool *ret_more) {
 	InferInput *input = infer_input(infer, "INPUT0");
@@ -158,30 +178,32 @@ static AnswerCode identity_step(Infer *infer, bool *ret_more) {
 		.outputs = (const ModelTensor[]){ { "OUTPUT0", datatype_, ELEMENTS },                                  \
 						  { "OUTPUT1", datatype_, ELEMENTS } },                                \
 	}
-#define IDENTITY(name_, datatype_)                                                                                     \
-	{                                                                                                              \
-		.name = "identity_" name_, .max_batch_size = 64, .n_inputs = 1, .n_outputs = 1, .step = identity_step, \
-		.inputs = (const ModelTensor[]){ { "INPUT0", datatype_, -1 } },                                        \
-		.outputs = (const ModelTensor[]){ { "OUTPUT0", datatype_, -1 } },                                      \
+#define IDENTITY(name_, datatype_, max_)                                                                     \
+	{                                                                                                    \
+		.name = name_, .max_batch_size = max_, .n_inputs = 1, .n_outputs = 1, .step = identity_step, \
+		.inputs = (const ModelTensor[]){ { "INPUT0", datatype_, -1 } },                              \
+		.outputs = (const ModelTensor[]){ { "OUTPUT0", datatype_, -1 } },                            \
 	}
 
 static const Model all_models[] = {
 	ADD_SUB("simple", simple_step, DATATYPE_INT32),
 	ADD_SUB("simple_string", simple_string_step, DATATYPE_BYTES),
-	IDENTITY("bool", DATATYPE_BOOL),
-	IDENTITY("uint8", DATATYPE_UINT8),
-	IDENTITY("uint16", DATATYPE_UINT16),
-	IDENTITY("uint32", DATATYPE_UINT32),
-	IDENTITY("uint64", DATATYPE_UINT64),
-	IDENTITY("int8", DATATYPE_INT8),
-	IDENTITY("int16", DATATYPE_INT16),
-	IDENTITY("int32", DATATYPE_INT32),
-	IDENTITY("int64", DATATYPE_INT64),
-	IDENTITY("fp16", DATATYPE_FP16),
-	IDENTITY("fp32", DATATYPE_FP32),
-	IDENTITY("fp64", DATATYPE_FP64),
-	IDENTITY("bf16", DATATYPE_BF16),
-	IDENTITY("bytes", DATATYPE_BYTES),
+	ADD_SUB("simple_int8", simple_int8_step, DATATYPE_INT8),
+	IDENTITY("simple_identity", DATATYPE_BYTES, BATCH_MAX),
+	IDENTITY("identity_bool", DATATYPE_BOOL, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_uint8", DATATYPE_UINT8, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_uint16", DATATYPE_UINT16, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_uint32", DATATYPE_UINT32, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_uint64", DATATYPE_UINT64, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_int8", DATATYPE_INT8, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_int16", DATATYPE_INT16, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_int32", DATATYPE_INT32, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_int64", DATATYPE_INT64, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_fp16", DATATYPE_FP16, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_fp32", DATATYPE_FP32, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_fp64", DATATYPE_FP64, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_bf16", DATATYPE_BF16, IDENTITY_BATCH_MAX),
+	IDENTITY("identity_bytes", DATATYPE_BYTES, IDENTITY_BATCH_MAX),
 };
 #define N_ALL (sizeof(all_models) / sizeof(all_models[0]))
 
@@ -198,6 +220,12 @@ static Model *find(const Models *models, const char *name, size_t length) {
 	return NULL;
 }
 
+static void add_model(Models *models, const Model *model) {
+	models->models[models->n] = *model;
+	models->models[models->n].statistics = &models->statistics[models->n];
+	models->n++;
+}
+
 static int add(Models *models, const char *name, size_t length) {
 	size_t i;
 
@@ -205,7 +233,7 @@ static int add(Models *models, const char *name, size_t length) {
 		return 0;
 	for (i = 0; i < N_ALL; i++)
 		if (is_named(&all_models[i], name, length)) {
-			models->models[models->n++] = all_models[i];
+			add_model(models, &all_models[i]);
 			return 0;
 		}
 	log_write("--models: there is no model '%.*s'", (int)length, name);
@@ -250,17 +278,22 @@ int models_new(Models **ret, struct event_base *base, const char *list, const ch
 
 	if (!models)
 		return -ENOMEM;
+	models->statistics = calloc(N_ALL, sizeof(*models->statistics));
+	if (!models->statistics) {
+		free(models);
+		return -ENOMEM;
+	}
 	models->base = base;
 	TAILQ_INIT(&models->in_progress);
 	if (!strcmp(list, "all"))
 		for (i = 0; i < N_ALL; i++)
-			models->models[models->n++] = all_models[i];
+			add_model(models, &all_models[i]);
 	else
 		r = each_word(models, list, add);
 	if (!r)
 		r = each_word(models, delays, set_delay);
 	if (r) {
-		free(models);
+		(void)models_free(models);
 		return r;
 	}
 	*ret = models;
@@ -273,6 +306,8 @@ void models_stop(Models *models) {
 }
 
 Models *models_free(Models *models) {
+	if (models)
+		free(models->statistics);
 	free(models);
 	return NULL;
 }

@@ -6,6 +6,8 @@
  *
  *   simple          INPUT0, INPUT1 INT32 [n,16] -> OUTPUT0 their sums, OUTPUT1 their differences
  *   simple_string   the same on decimal integers in BYTES
+ *   simple_int8     the same as simple on INT8
+ *   simple_identity INPUT0 BYTES [n,m] -> OUTPUT0, a copy
  *   identity_TYPE   INPUT0 [n,m] of one datatype -> OUTPUT0, a copy; identity_bool to identity_bf16, identity_bytes
  *
  * Each has the one version 1. Which of them there are, and how long each waits before it computes, is said at start and
@@ -34,6 +36,15 @@ struct ModelTensor {
 	int64_t dim; /* -1: any; the batch's dimension is in front of it */
 };
 
+/* since the start; times in ns */
+typedef struct ModelStatistics {
+	uint64_t last_ms; /* of the epoch: when the last inference ended */
+	uint64_t rows;	  /* that were inferred */
+	uint64_t n_succeeded, succeeded_ns;
+	uint64_t n_failed, failed_ns;
+	uint64_t delayed_ns; /* of succeeded_ns: what was waited first */
+} ModelStatistics;
+
 struct Model {
 	const char *name;
 	uint32_t max_batch_size;
@@ -46,6 +57,7 @@ struct Model {
 	 */
 	AnswerCode (*step)(Infer *infer, bool *ret_more);
 	uint32_t delay_ms; /* before the first step */
+	ModelStatistics *statistics;
 };
 
 struct Models {
@@ -55,6 +67,7 @@ struct Models {
 	uint32_t n_in_progress;
 	uint64_t results;
 
+	ModelStatistics *statistics; /* of each */
 	size_t n;
 	Model models[];
 };
