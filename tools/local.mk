@@ -41,6 +41,11 @@ bench_sources = \
 	tools/bench/broker.c \
 	tools/bench/death.c \
 	tools/bench/frame.c \
+	tools/bench/gateway.c \
+	tools/bench/grpc.c \
+	tools/bench/grpc.h \
+	tools/bench/http.c \
+	tools/bench/http.h \
 	tools/bench/lease.c \
 	tools/bench/main.c \
 	tools/bench/measure.c \

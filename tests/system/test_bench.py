@@ -23,7 +23,9 @@ from protocol_client import DEADLINE
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench" / "shmbroker-bench.1"
 # not libtool's script: signals are for the program itself
 PROGRAM = next((path for path in (BUILD / ".libs/shmbroker-bench", BUILD / "shmbroker-bench") if path.exists()), None)
-COMMANDS = ("lease", "rtt", "register", "scale", "death", "restart", "frame")
+COMMANDS = ("lease", "rtt", "register", "scale", "death", "restart", "frame", "gateway")
+# those that have rows in this build
+MEASURED = [command for command in COMMANDS if command != "gateway" or (BUILD / "shmbroker-gateway").exists()]
 KEYS = {"name", "n", "placement", "threads", "unit", "median", "p99", "min", "runs", "ratio", "detail"}
 UNITS = {"ns", "us", "ms", "bytes", "fds", ""}
 TABLE = PAGE.parent / "readme-table"
@@ -84,7 +86,7 @@ def test_subcommands():
     assert [line.split()[0] for line in commands.splitlines()] == [*COMMANDS, "all"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", MEASURED)
 def test_rows(measured, command):
     rows = measured(command)
     assert rows
@@ -104,7 +106,7 @@ def test_rows(measured, command):
     assert len(set(shapes)) == len(shapes)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", MEASURED)
 def test_the_page_names_the_rows(measured, command):
     names = {row["name"] for row in measured(command)}
     assert {plain(name) for name in names} == page_rows(command)
@@ -124,7 +126,8 @@ def test_rows_of_leases(measured):
 
 
 @pytest.mark.parametrize("command, baselines", [("rtt", "echo-"), ("register", "bare-"), ("death", "bare-"),
-                                                ("frame", "unix-stream")])
+                                                ("frame", "unix-stream"),
+                                                *[("gateway", "native-")] * ("gateway" in MEASURED)])
 def test_only_baselines_have_no_ratio(measured, command, baselines):
     rows = measured(command)
     assert {row["ratio"] is None for row in rows} == {True, False}

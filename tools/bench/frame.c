@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include "bench.h"
+#include "http.h"
 #include "regions.h"
 
 #define ROUNDS 40
@@ -40,7 +41,6 @@
 #define CHANNELS 3
 #define VALUES (UINT64_C(3) * 2160 * 3840)
 #define VALUES_QUICK (UINT64_C(3) * 216 * 384)
-#define HEAD_MAX 4096
 #define READY_BYTE 'f'
 
 typedef struct Channel Channel;
@@ -86,49 +86,6 @@ static double sum_pages(const float *values, uint64_t size) {
 
 /* ---- sockets ---- */
 
-/* false at the end of the connection */
-static bool receive_all(int fd, void *data, size_t size) {
-	uint8_t *at = data;
-
-	while (size) {
-		ssize_t n = recv(fd, at, size, 0);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			bench_die("receiving: %s", strerror(errno));
-		if (!n)
-			return false;
-		at += n;
-		size -= (size_t)n;
-	}
-	return true;
-}
-
-static void send_all(int fd, const void *head, size_t head_size, const void *data, size_t size) {
-	struct iovec parts[] = {
-		{ .iov_base = (void *)(uintptr_t)head, .iov_len = head_size },
-		{ .iov_base = (void *)(uintptr_t)data, .iov_len = size },
-	};
-	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 2 };
-
-	while (parts[0].iov_len || parts[1].iov_len) {
-		ssize_t n = sendmsg(fd, &message, MSG_NOSIGNAL);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			bench_die("sending: %s", strerror(errno));
-		for (size_t i = 0; i < 2; ++i) {
-			size_t done = (size_t)n < parts[i].iov_len ? (size_t)n : parts[i].iov_len;
-
-			parts[i].iov_base = (uint8_t *)parts[i].iov_base + done;
-			parts[i].iov_len -= done;
-			n -= (ssize_t)done;
-		}
-	}
-}
-
 static int listen_loopback(struct sockaddr_in *ret) {
 	socklen_t length = sizeof(*ret);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -156,57 +113,6 @@ static void tcp_pair(int ret[2]) {
 	(void)setsockopt(ret[1], IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
-/* ---- HTTP ---- */
-
-/*
- * Receives a head up to and with its empty line and what else came with it. Returns the size of the head, 0 at the end
- * of the connection; @ret_size is that of everything. The head ends with NUL.
- */
-static size_t http_receive_head(int fd, char buffer[HEAD_MAX], size_t *ret_size) {
-	size_t size = 0;
-	char *end;
-
-	for (;;) {
-		ssize_t n = recv(fd, buffer + size, HEAD_MAX - 1 - size, 0);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			bench_die("receiving a head: %s", strerror(errno));
-		if (!n)
-			return 0;
-		size += (size_t)n;
-		buffer[size] = 0;
-		end = memmem(buffer, size, "\r\n\r\n", 4);
-		if (end)
-			break;
-		if (size == HEAD_MAX - 1)
-			bench_die("a head of more than %d bytes", HEAD_MAX);
-	}
-	*ret_size = size;
-	end[3] = 0;
-	return (size_t)(end + 4 - buffer);
-}
-
-static uint64_t http_content_length(const char *head) {
-	const char *line = strcasestr(head, "\r\nContent-Length:");
-	unsigned long long length;
-
-	if (!line || sscanf(line + 17, "%llu", &length) != 1)
-		bench_die("a message without Content-Length");
-	return length;
-}
-
-/* a body of which some may have come with the head */
-static bool http_receive_body(int fd, const char *buffer, size_t head, size_t size, void *ret, uint64_t length) {
-	size_t early = size - head;
-
-	if (early > length)
-		bench_die("more came than the body");
-	memcpy(ret, buffer + head, early);
-	return receive_all(fd, (uint8_t *)ret + early, length - early);
-}
-
 /* ---- the consumer ---- */
 
 static bool consume_shm(const Consumer *consumer, int fd) {
@@ -214,27 +120,27 @@ static bool consume_shm(const Consumer *consumer, int fd) {
 	uint8_t byte;
 	double sum;
 
-	if (!receive_all(fd, &byte, sizeof(byte)))
+	if (!http_receive_all(fd, &byte, sizeof(byte)))
 		return false;
 	check(shmb_client_get_memory_info(consumer->client, REGION_NAME, 0, SHMB_REST, SHMB_READ, &lease), REGION_NAME);
 	sum = sum_pages(lease.address, lease.size);
 	check(shmb_lease_release(&lease), REGION_NAME);
-	send_all(fd, &sum, sizeof(sum), NULL, 0);
+	http_send_all(fd, &sum, sizeof(sum), NULL, 0);
 	return true;
 }
 
 static bool consume_stream(const Consumer *consumer, int fd) {
 	double sum;
 
-	if (!receive_all(fd, consumer->buffer, consumer->size))
+	if (!http_receive_all(fd, consumer->buffer, consumer->size))
 		return false;
 	sum = sum_pages(consumer->buffer, consumer->size);
-	send_all(fd, &sum, sizeof(sum), NULL, 0);
+	http_send_all(fd, &sum, sizeof(sum), NULL, 0);
 	return true;
 }
 
 static bool consume_http(const Consumer *consumer, int fd) {
-	char head[HEAD_MAX], reply[256], text[64];
+	char head[HTTP_HEAD_MAX], reply[256], text[64];
 	size_t size, head_size = http_receive_head(fd, head, &size);
 	uint64_t length;
 	int n;
@@ -250,7 +156,7 @@ static bool consume_http(const Consumer *consumer, int fd) {
 	n = snprintf(reply, sizeof(reply),
 		     "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %zu\r\n\r\n%s", strlen(text),
 		     text);
-	send_all(fd, reply, (size_t)n, NULL, 0);
+	http_send_all(fd, reply, (size_t)n, NULL, 0);
 	return true;
 }
 
@@ -320,8 +226,8 @@ static uint64_t shm_run(void *data, uint64_t count) {
 		double wanted = frame_draw(channel->frame), sum;
 
 		begin = bench_now_ns();
-		send_all(channel->fd, &(char){ READY_BYTE }, 1, NULL, 0);
-		if (!receive_all(channel->fd, &sum, sizeof(sum)))
+		http_send_all(channel->fd, &(char){ READY_BYTE }, 1, NULL, 0);
+		if (!http_receive_all(channel->fd, &sum, sizeof(sum)))
 			bench_die("shm: the consumer is gone");
 		ns += bench_now_ns() - begin;
 		check_sum(sum, wanted, "shm");
@@ -337,8 +243,8 @@ static uint64_t stream_run(void *data, uint64_t count) {
 		double wanted = frame_draw(channel->frame), sum;
 
 		begin = bench_now_ns();
-		send_all(channel->fd, channel->frame->values, channel->frame->size, NULL, 0);
-		if (!receive_all(channel->fd, &sum, sizeof(sum)))
+		http_send_all(channel->fd, channel->frame->values, channel->frame->size, NULL, 0);
+		if (!http_receive_all(channel->fd, &sum, sizeof(sum)))
 			bench_die("unix-stream: the consumer is gone");
 		ns += bench_now_ns() - begin;
 		check_sum(sum, wanted, "unix-stream");
@@ -347,7 +253,7 @@ static uint64_t stream_run(void *data, uint64_t count) {
 }
 
 static double http_post(int fd, const Frame *frame) {
-	char head[HEAD_MAX], body[64] = "";
+	char head[HTTP_HEAD_MAX], body[64] = "";
 	size_t size, head_size;
 	uint64_t length;
 	int n;
@@ -356,7 +262,7 @@ static double http_post(int fd, const Frame *frame) {
 		     "POST /frame HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
 		     "Content-Length: %llu\r\n\r\n",
 		     (unsigned long long)frame->size);
-	send_all(fd, head, (size_t)n, frame->values, frame->size);
+	http_send_all(fd, head, (size_t)n, frame->values, frame->size);
 	head_size = http_receive_head(fd, head, &size);
 	if (!head_size || strncmp(head, "HTTP/1.1 200 ", 13))
 		bench_die("http: not 200: %.40s", head_size ? head : "the end of the connection");

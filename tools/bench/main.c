@@ -16,7 +16,8 @@
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
 static const BenchCommand *const commands[] = {
-	&bench_lease, &bench_rtt, &bench_register, &bench_scale, &bench_death, &bench_restart, &bench_frame,
+	&bench_lease, &bench_rtt,     &bench_register, &bench_scale,
+	&bench_death, &bench_restart, &bench_frame,    &bench_gateway,
 };
 
 void bench_die(const char *format, ...) {
