@@ -62,17 +62,46 @@ static void gpu_answer(Gpu *gpu, int result, const char *why) {
 	check_finish(check, result);
 }
 
-static void gpu_note_failure(Gpu *gpu, const char *what) {
-	gpu->failures[gpu->next_failure++ % GPU_FAILURES_MAX] = loop_now(gpu->cuda->loop);
+static void gpu_note_failure(Gpu *gpu, uint32_t uid, const char *what) {
+	gpu->failures[gpu->next_failure++ % GPU_FAILURES_ALL] =
+		(GpuFailure){ .ns = loop_now(gpu->cuda->loop), .uid = uid };
 	(void)snprintf(gpu->last_failure, sizeof(gpu->last_failure), "%s", what);
 }
 
-/* nanoseconds until a helper may be started again, 0 for at once */
-static uint64_t gpu_must_rest(const Gpu *gpu) {
-	uint64_t oldest = gpu->failures[gpu->next_failure % GPU_FAILURES_MAX];
-	uint64_t now = loop_now(gpu->cuda->loop);
+/* nanoseconds until memory of @uid is looked at again, 0 for at once; and how many failures that is for */
+static uint64_t gpu_must_rest(const Gpu *gpu, uint32_t uid, uint32_t *ret_failures) {
+	uint64_t now = loop_now(gpu->cuda->loop), oldest = now;
+	uint32_t n = 0, n_all = 0;
 
-	return oldest && now - oldest < GPU_FAILURES_NS ? GPU_FAILURES_NS - (now - oldest) : 0;
+	for (uint32_t i = 0; i < GPU_FAILURES_ALL; ++i) {
+		const GpuFailure *failure = &gpu->failures[i];
+
+		if (!failure->ns || now - failure->ns >= GPU_FAILURES_NS)
+			continue;
+		n_all++;
+		n += failure->uid == uid || failure->uid == LOG_NO_UID;
+		if (failure->ns < oldest)
+			oldest = failure->ns;
+	}
+	*ret_failures = n >= GPU_FAILURES_MAX ? n : n_all;
+	return n >= GPU_FAILURES_MAX || n_all >= GPU_FAILURES_ALL ? GPU_FAILURES_NS - (now - oldest) : 0;
+}
+
+/* who was served is behind all others */
+static void gpu_next_turn(Gpu *gpu, uint32_t uid) {
+	List later;
+
+	list_init(&later);
+	list_for_each (link, &gpu->queue) {
+		if (container_of(link, CudaCheck, link)->uid != uid)
+			continue;
+		list_remove(link);
+		list_append(&later, link);
+	}
+	for (ListLink *link; (link = list_first(&later));) {
+		list_remove(link);
+		list_append(&gpu->queue, link);
+	}
 }
 
 /* ---- helpers ---- */
@@ -114,7 +143,7 @@ static void on_end(CudaProcess *process) {
 	gpu->in_start = false;
 	loop_timer_unlink(&gpu->idle);
 	loop_timer_unlink(&gpu->deadline);
-	gpu_note_failure(gpu, how);
+	gpu_note_failure(gpu, was_starting || !gpu->serial ? LOG_NO_UID : gpu->current_uid, how);
 	log_write(LOG_CUDA_HELPER_ENDED, LOG_NO_UID, NULL, "shmbroker-cuda-helper %s", how);
 	result = cuda_cause_write(why, CUDA_CAUSE_DIED, NULL, how);
 	/* who waits for the start waits for nothing else, one after the other */
@@ -167,7 +196,7 @@ static void on_answer(Gpu *gpu, CudaProcess *process, const HelperReply *reply) 
 		check->is_validated = true;
 	}
 	if (reply->is_last)
-		gpu_note_failure(gpu, "its context broke");
+		gpu_note_failure(gpu, gpu->current_uid, "its context broke");
 	/* before the answer, after which more may be asked */
 	if (reply->is_last)
 		gpu_part(gpu);
@@ -203,7 +232,7 @@ static void on_deadline(LoopTimer *timer) {
 	int result;
 
 	gpu->n_users++;
-	gpu_note_failure(gpu, "did not answer");
+	gpu_note_failure(gpu, was_starting ? LOG_NO_UID : gpu->current_uid, "did not answer");
 	log_write(LOG_CUDA_HELPER_ENDED, LOG_NO_UID, NULL,
 		  "shmbroker-cuda-helper %d did not answer within %" PRIu64 " ms and is killed", (int)process->pid,
 		  ns / 1000000);
@@ -230,18 +259,11 @@ static void on_idle(LoopTimer *timer) {
 /* Starts a helper; true when there is one, working or on its way. */
 static bool gpu_start(Gpu *gpu) {
 	Cuda *cuda = gpu->cuda;
-	uint64_t rest = gpu_must_rest(gpu);
 	char why[WIRE_TEXT_MAX];
 	int r, result;
 
 	if (gpu->process)
 		return true;
-	if (rest) {
-		result = cuda_cause_write(why, CUDA_CAUSE_BUSY, NULL, GPU_FAILURES_MAX, gpu->last_failure,
-					  (unsigned long long)(rest / 1000000000 + 1));
-		gpu_refuse_all(gpu, result, why);
-		return false;
-	}
 	r = cuda->n_processes < GPU_PROCESSES_MAX ? cuda_process_new(&gpu->process, cuda->loop, cuda->config, gpu->uuid)
 						  : -EAGAIN;
 	if (r) {
@@ -285,25 +307,42 @@ static void gpu_send(Gpu *gpu, CudaCheck *check) {
 	memcpy(request.handle, check->handle, sizeof(request.handle));
 	list_remove(&check->link);
 	gpu->current = check;
+	gpu->current_uid = check->uid;
 	gpu->serial = request.serial;
+	gpu_next_turn(gpu, check->uid);
 	gpu_arm(gpu, cuda->config->cuda_operation_timeout_ns);
 	/* what cannot be sent is not answered: the deadline, or the end of the helper, tells */
 	(void)cuda_process_send(gpu->process, &request, check->kind == WIRE_KIND_CUDA_VMM ? check->fd : -EBADF);
 }
 
+/* refuses @check when helpers have failed over its owner's memory too often */
+static bool gpu_refuse(Gpu *gpu, CudaCheck *check) {
+	uint32_t failures;
+	uint64_t rest = gpu_must_rest(gpu, check->uid, &failures);
+
+	if (!rest)
+		return false;
+	check_finish(check, cuda_cause_write(check->why, CUDA_CAUSE_BUSY, NULL, failures, gpu->last_failure,
+					     (unsigned long long)(rest / 1000000000 + 1)));
+	return true;
+}
+
 /* goes on with what waits */
 static void gpu_pump(Gpu *gpu) {
-	ListLink *link = list_first(&gpu->queue);
-	CudaCheck *check;
+	CudaCheck *check = NULL;
 
 	if (is_busy(gpu))
 		return;
-	if (!link) {
+	for (ListLink *link; !check && (link = list_first(&gpu->queue));) {
+		check = container_of(link, CudaCheck, link);
+		if (gpu_refuse(gpu, check))
+			check = NULL;
+	}
+	if (!check) {
 		gpu_arm_idle(gpu);
 		return;
 	}
 	loop_timer_unlink(&gpu->idle);
-	check = container_of(link, CudaCheck, link);
 	if (is_clash(gpu, check)) {
 		CudaProcess *old = gpu->process;
 

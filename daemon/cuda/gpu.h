@@ -7,7 +7,11 @@
  * A helper is started when a check wants one, is told to leave when it had nothing to do for a while and has no holds,
  * and is killed when it does not answer in time. One whose pid is that of the owner of what it is to open is replaced
  * first, because the driver takes both for the same process; if it has holds, it stays beside the new one until they are
- * gone. After GPU_FAILURES_MAX failures within a minute no new one is started for a while.
+ * gone.
+ *
+ * Users take turns, and whoever offers memory over which helpers fail GPU_FAILURES_MAX times within a minute is refused
+ * for the rest of it, so that nobody's memory keeps others waiting for long; so is everybody when helpers fail that often
+ * before they have looked at anything, or GPU_FAILURES_ALL times in all.
  */
 
 #include "cuda/cause.h"
@@ -15,6 +19,7 @@
 #include "cuda/process.h"
 
 #define GPU_FAILURES_MAX 5
+#define GPU_FAILURES_ALL 32
 #define GPU_FAILURES_NS UINT64_C(60000000000)
 #define GPU_PROBE_NS UINT64_C(5000000000) /* for how long what a helper saw of the machine is believed */
 #define GPU_MAX 64			  /* GPUs that are remembered; those without a helper are forgotten first */
@@ -22,6 +27,12 @@
 #define GPU_NUMBER_SHIFT 40 /* a hold is the number of its helper, and the serial of its check */
 
 typedef struct Gpu Gpu;
+
+/* a helper that was lost */
+typedef struct GpuFailure {
+	uint64_t ns;  /* when; 0 for never */
+	uint32_t uid; /* over whose memory; LOG_NO_UID for nobody's */
+} GpuFailure;
 
 struct Gpu {
 	ListLink link;
@@ -35,8 +46,9 @@ struct Gpu {
 	LoopTimer deadline;   /* of the start or of that */
 	LoopTimer idle;
 	bool in_start;
-	uint32_t n_users;		     /* callbacks that go on with it */
-	uint64_t failures[GPU_FAILURES_MAX]; /* when, 0 for never; a ring */
+	uint32_t n_users;		       /* callbacks that go on with it */
+	uint32_t current_uid;		       /* whose it is or was */
+	GpuFailure failures[GPU_FAILURES_ALL]; /* a ring */
 	uint32_t next_failure;
 	char last_failure[64];
 };

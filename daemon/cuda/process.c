@@ -122,7 +122,10 @@ static void on_pidfd(LoopPoll *poll, uint32_t events) {
 }
 
 static void on_patience(LoopTimer *timer) {
-	cuda_process_kill(container_of(timer, CudaProcess, timer));
+	CudaProcess *process = container_of(timer, CudaProcess, timer);
+
+	cuda_process_kill(process);
+	process_check(process);
 }
 
 /* consumes @fd */
@@ -200,8 +203,8 @@ int cuda_process_send(CudaProcess *process, const HelperRequest *request, int fd
 
 void cuda_process_hang_up(CudaProcess *process, uint64_t ns) {
 	process_disconnect(process);
-	if (!process->is_over)
-		loop_timer_set(process->loop, &process->timer, loop_now(process->loop) + ns);
+	/* one that ended before its last message was seen has nobody to tell of it but the timer */
+	loop_timer_set(process->loop, &process->timer, loop_now(process->loop) + (process->is_over ? 0 : ns));
 }
 
 void cuda_process_kill(CudaProcess *process) {

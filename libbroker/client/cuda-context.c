@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "wire/uuid.h"
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CudaDriver the_driver;
 static _Atomic bool is_ready; /* loaded and initialised */
@@ -109,11 +111,11 @@ int cuda_failed(const CudaDriver *driver, CUresult result, const char *what, con
 int cuda_device_find(const CudaDriver *driver, const uint8_t uuid[16], CUdevice *ret) {
 	CUresult result = cuda_driver_find_device(driver, uuid, ret);
 	const char *visible = secure_getenv("CUDA_VISIBLE_DEVICES");
-	char text[CUDA_UUID_TEXT_SIZE], seen[CUDA_UUID_TEXT_SIZE * 4];
+	char text[WIRE_UUID_TEXT_SIZE], seen[WIRE_UUID_TEXT_SIZE * 4];
 
 	if (result != CUDA_ERROR_INVALID_DEVICE)
 		return result ? cuda_failed(driver, result, "cuDeviceGetUuid", NULL) : 0;
-	cuda_uuid_format(uuid, text);
+	wire_uuid_format(uuid, text);
 	cuda_driver_list_devices(driver, seen, sizeof(seen));
 	return refuse(SHMB_E_NO_DEVICE,
 		      "device %s is not visible to this process (CUDA_VISIBLE_DEVICES=%.64s; it sees: %s): with MIG, "

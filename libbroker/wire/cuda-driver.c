@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "protocol.h"
+#include "uuid.h"
 
 static void *find(void *library, const char *name, const char *older) {
 	void *symbol = dlsym(library, name);
@@ -90,13 +91,6 @@ bool cuda_driver_is_sticky(CUresult result) {
 	       result == 810 || result == 911;
 }
 
-void cuda_uuid_format(const uint8_t uuid[16], char ret[CUDA_UUID_TEXT_SIZE]) {
-	(void)snprintf(ret, CUDA_UUID_TEXT_SIZE,
-		       "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", uuid[0], uuid[1],
-		       uuid[2], uuid[3], uuid[4], uuid[5], uuid[6], uuid[7], uuid[8], uuid[9], uuid[10], uuid[11],
-		       uuid[12], uuid[13], uuid[14], uuid[15]);
-}
-
 CUresult cuda_driver_find_device(const CudaDriver *driver, const uint8_t uuid[16], CUdevice *ret) {
 	CUresult result;
 	CUdevice device;
@@ -125,12 +119,12 @@ void cuda_driver_list_devices(const CudaDriver *driver, char *ret, size_t size) 
 	ret[0] = 0;
 	if (driver->cuDeviceGetCount(&n))
 		return;
-	for (int i = 0; i < n && length + CUDA_UUID_TEXT_SIZE < size; ++i) {
+	for (int i = 0; i < n && length + WIRE_UUID_TEXT_SIZE < size; ++i) {
 		if (driver->cuDeviceGet(&device, i) || driver->cuDeviceGetUuid_v2(&uuid, device))
 			continue;
 		if (length)
 			ret[length++] = ' ';
-		cuda_uuid_format((const uint8_t *)uuid.bytes, ret + length);
+		wire_uuid_format((const uint8_t *)uuid.bytes, ret + length);
 		length += strlen(ret + length);
 	}
 }

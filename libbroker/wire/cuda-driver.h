@@ -78,9 +78,6 @@ const char *cuda_driver_hint(CUresult result);
 /* true of a code after which nothing works in this process any more */
 bool cuda_driver_is_sticky(CUresult result);
 
-#define CUDA_UUID_TEXT_SIZE 41
-/* "GPU-01234567-89ab-..." of 16 bytes */
-void cuda_uuid_format(const uint8_t uuid[16], char ret[CUDA_UUID_TEXT_SIZE]);
 /* The device with that UUID as this process sees it. Returns 0, CUDA_ERROR_INVALID_DEVICE when there is none, or what failed. */
 CUresult cuda_driver_find_device(const CudaDriver *driver, const uint8_t uuid[16], CUdevice *ret);
 /* the UUIDs that this process sees, separated by blanks, cut at @size */

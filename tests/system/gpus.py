@@ -21,6 +21,7 @@ from sandbox import deny
 REAL = os.environ.get("SHMBROKER_TEST_GPU")
 HELPER = BUILD / "shmbroker-cuda-helper"
 SYS_CLONE3 = 435
+RELOADED = "the configuration was read again"
 
 
 def text_uuid(uuid):
@@ -166,6 +167,19 @@ class Brokers:
     def peer(self, broker, uid, **how):
         return GpuPeer(broker, uid, self, **how)
 
+    @staticmethod
+    def reload(broker, **keys):
+        """Changes keys of [cuda], and returns when they are in force."""
+        path = broker.socket.parent / "conf"
+        text = path.read_text()
+        for key, value in keys.items():
+            text, count = re.subn(f"(?m)^{key} = .*$", f"{key} = {value}", text)
+            assert count == 1, key
+        path.write_text(text)
+        times = broker.log().count(RELOADED)
+        os.kill(broker.pid, signal.SIGHUP)
+        until(lambda: broker.log().count(RELOADED) > times, broker.log)
+
 
 class Machine(Brokers, Fake):
     """A machine with fake GPUs."""
@@ -305,8 +319,12 @@ def helpers_of(broker):
 
 
 def the_helper(broker):
-    """The pid of the one helper that a broker has."""
-    (pid,) = until(lambda: helpers_of(broker), "a helper")
+    """The pid of the one helper that a broker has, when those that were replaced have gone."""
+    def the_one():
+        found = helpers_of(broker)
+        return found if len(found) == 1 else None
+
+    (pid,) = until(the_one, "one helper")
     return pid
 
 
