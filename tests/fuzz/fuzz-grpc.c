@@ -5,7 +5,7 @@
  * of a connection after the client's magic.
  *
  * What holds for every input: nothing outside of what was allocated is touched; whatever the session held is given back
- * at its end; it never holds more than its budget; every call that was handed over is finished once or cancelled once.
+ * at its end; it never holds more than its budget; every call that was handed over is done with once or cancelled once.
  *
  * Built with -fsanitize=fuzzer -DFUZZ_LIBFUZZER it is a libFuzzer target. Built without, it replays the files of a
  * directory (the argument, else tests/fuzz/corpus-grpc below $srcdir): from y_* a call must be handed over and the
@@ -47,8 +47,10 @@ typedef struct Owner {
 	bool later;
 } Owner;
 
-static size_t message_max(void *userdata, const char *path) {
+static size_t message_max(void *userdata, const char *path, bool *ret_stream) {
 	(void)userdata;
+	if (strcmp(path, "/a/stream") == 0)
+		*ret_stream = true;
 	if (strcmp(path, "/a/long") == 0)
 		return 100000;
 	return strncmp(path, "/a/", 3) == 0 ? 4096 : 0;
@@ -64,7 +66,10 @@ static void answer(GrpcCall *call) {
 	reply = grpc_call_reply(call, call->message_size);
 	if (reply && call->message_size > 0)
 		memcpy(reply, call->message, call->message_size);
-	grpc_call_finish(call, reply ? GRPC_OK : GRPC_RESOURCE_EXHAUSTED, "", 0);
+	if (reply && strcmp(call->path, "/a/stream") == 0)
+		grpc_call_next(call);
+	else
+		grpc_call_finish(call, reply ? GRPC_OK : GRPC_RESOURCE_EXHAUSTED, "", 0);
 }
 
 static void on_call(void *userdata, GrpcCall *call) {

@@ -5,6 +5,7 @@ import asyncio
 import base64
 import os
 import pathlib
+import queue
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import sys
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc  # noqa: E402  pylint: disable=wrong-import-position
+import numpy as np  # noqa: E402  pylint: disable=wrong-import-position
 import pytest  # noqa: E402  pylint: disable=wrong-import-position
 import tritonclient.grpc  # noqa: E402  pylint: disable=wrong-import-position
 import tritonclient.grpc.aio  # noqa: E402  pylint: disable=wrong-import-position
@@ -385,6 +387,88 @@ def test_keepalive(gateway):
                                                  http2_max_pings_without_data=0)
     with tritonclient.grpc.InferenceServerClient(gateway.grpc, keepalive_options=options) as client:
         assert client.is_server_live()
+
+
+# --- streams
+
+
+class TestStream:
+    """ModelStreamInfer, as tritonclient uses it."""
+
+    @pytest.fixture
+    def options(self):
+        return ["--allow-client-shm", "--models=all", "--grpc-max-input-size=100000"]
+
+    @staticmethod
+    def inputs(values):
+        tensor = tritonclient.grpc.InferInput("INPUT0", [1, len(values)], "INT32")
+        tensor.set_data_from_numpy(np.array([values], dtype=np.int32))
+        return [tensor]
+
+    def test_many(self, gateway, client):
+        """One after the other, in order, errors among them."""
+        got = queue.Queue()
+        client.start_stream(lambda result, error: got.put((result, error)))
+        for i in range(200):
+            model = "identity_int32" if i % 10 else "nothing"
+            client.async_stream_infer(model, self.inputs([i] * (1 + i)), request_id=str(i))
+        for i in range(200):
+            result, error = got.get(timeout=DEADLINE)
+            if i % 10:
+                assert error is None
+                assert result.get_response().id == str(i)
+                assert result.as_numpy("OUTPUT0").tolist() == [[i] * (1 + i)]
+            else:
+                assert "nothing" in error.message()
+        client.stop_stream()
+        assert got.empty()
+
+    def test_shared_memory(self, client, key):
+        name = key("a", 8192)
+        with open(f"/dev/shm{name}", "r+b") as memory:
+            memory.write(np.arange(16, dtype=np.int32).tobytes())
+        client.register_system_shared_memory("one", name, 8192)
+        got = queue.Queue()
+        client.start_stream(lambda result, error: got.put((result, error)))
+        tensor = tritonclient.grpc.InferInput("INPUT0", [1, 16], "INT32")
+        tensor.set_shared_memory("one", 64)
+        output = tritonclient.grpc.InferRequestedOutput("OUTPUT0")
+        output.set_shared_memory("one", 64, 4096)
+        client.async_stream_infer("identity_int32", [tensor], outputs=[output])
+        assert got.get(timeout=DEADLINE)[1] is None
+        client.stop_stream()
+        with open(f"/dev/shm{name}", "rb") as memory:
+            memory.seek(4096)
+            assert memory.read(64) == np.arange(16, dtype=np.int32).tobytes()
+        client.unregister_system_shared_memory()
+
+    def test_given_up(self, gateway, client):
+        """What is under way when the client goes harms nothing, and a message that is too long ends the stream."""
+        for _ in range(5):
+            client.start_stream(lambda result, error: None)
+            for i in range(20):
+                client.async_stream_infer("identity_int32", self.inputs([i] * 5000))
+            client.stop_stream(cancel_requests=True)
+        got = queue.Queue()
+        client.start_stream(lambda result, error: got.put(error))
+        client.async_stream_infer("identity_int32", self.inputs([0] * 30000))
+        assert got.get(timeout=DEADLINE).status() == "StatusCode.RESOURCE_EXHAUSTED"
+        client.stop_stream()
+        assert gateway.ready()
+
+    def test_asyncio(self, gateway):
+        async def main():
+            client = tritonclient.grpc.aio.InferenceServerClient(gateway.grpc)
+
+            async def requests():
+                for i in range(10):
+                    yield {"model_name": "identity_int32", "inputs": self.inputs([i])}
+
+            results = [result.as_numpy("OUTPUT0").tolist() async for result, error in client.stream_infer(requests())]
+            await client.close()
+            return results
+
+        assert asyncio.run(main()) == [[[i]] for i in range(10)]
 
 
 # --- time

@@ -58,10 +58,14 @@ typedef struct Fixture {
 
 /* --- the handler */
 
-static size_t message_max(void *userdata, const char *path) {
+static size_t message_max(void *userdata, const char *path, bool *ret_stream) {
 	(void)userdata;
 	if (strcmp(path, "/test/echo") == 0)
 		return MESSAGE_MAX;
+	if (strcmp(path, "/test/stream") == 0) {
+		*ret_stream = true;
+		return MESSAGE_MAX;
+	}
 	if (strcmp(path, "/test/long") == 0)
 		return LONG_MESSAGE_MAX;
 	return 0;
@@ -79,6 +83,10 @@ static void answer(Fixture *f, GrpcCall *call) {
 		memset(reply, 'r', size);
 	else if (size > 0)
 		memcpy(reply, call->message, size);
+	if (strcmp(call->path, "/test/stream") == 0) {
+		grpc_call_next(call);
+		return;
+	}
 	grpc_call_finish(call, GRPC_OK, NULL, 0);
 }
 

@@ -435,6 +435,143 @@ static void test_unread_output(void **state) {
 	assert_false(grpc_session_tick(f->session, f->now + f->limits.request_ms));
 }
 
+/* a body of @n messages, the sizes of which grow by @step */
+static uint8_t *stream_body(size_t n, size_t step, size_t *ret_size) {
+	size_t size = 0;
+	uint8_t *body;
+
+	for (size_t i = 0; i < n; i++)
+		size += GRPC_PREFIX_SIZE + i * step;
+	body = malloc(size + 1);
+	assert_non_null(body);
+	*ret_size = size;
+	size = 0;
+	for (size_t i = 0; i < n; i++) {
+		grpc_prefix(body + size, (uint32_t)(i * step));
+		memset(body + size + GRPC_PREFIX_SIZE, (int)('a' + i % 26), i * step);
+		size += GRPC_PREFIX_SIZE + i * step;
+	}
+	return body;
+}
+
+static void check_stream(const Call *call, const uint8_t *body, size_t size) {
+	assert_true(call->closed);
+	assert_int_equal(call->error, NGHTTP2_NO_ERROR);
+	assert_string_equal(call->http_status, "200");
+	assert_string_equal(call->grpc_status, "0");
+	assert_int_equal(call->reply_size, size);
+	assert_memory_equal(call->reply, body, size);
+}
+
+static void test_stream(void **state) {
+	static const size_t steps[] = { 0, 1, 100, 2000, 20000 };
+	Fixture *f = *state;
+
+	for (size_t i = 0; i < sizeof(steps) / sizeof(*steps); i++) {
+		size_t n = steps[i] > 2000 ? 4 : 30, size;
+		uint8_t *body = stream_body(n, steps[i], &size);
+		Call *call = begin_raw(f, (Request){ .path = "/test/stream" }, body, size);
+
+		f->n_called = 0;
+		pump(f);
+		check_stream(call, body, size);
+		assert_int_equal(f->n_called, n);
+		free(body);
+	}
+	assert_int_equal(f->budget.used, 0);
+}
+
+/* one message at a time, in order; what comes meanwhile is no more than a window */
+static void test_stream_later(void **state) {
+	Fixture *f = *state;
+	size_t size;
+	uint8_t *body = stream_body(60, 1000, &size);
+	Call *call = begin_raw(f, (Request){ .path = "/test/stream" }, body, size);
+
+	f->later = true;
+	pump(f);
+	for (int i = 0; i < 60; i++) {
+		assert_int_equal(f->n_handled, 1);
+		assert_true(f->budget.used < 2 * 65536 + 60000);
+		assert_false(call->closed);
+		answer_first(f);
+		pump(f);
+	}
+	check_stream(call, body, size);
+	free(body);
+}
+
+static void test_stream_without_messages(void **state) {
+	Fixture *f = *state;
+	Call *call = begin_raw(f, (Request){ .path = "/test/stream" }, "", 0);
+
+	pump(f);
+	check_status(call, GRPC_OK, "");
+	call = begin_raw(f, (Request){ .path = "/test/stream" }, "\0\0\0\0\2a", 6);
+	pump(f);
+	check_status(call, GRPC_INTERNAL, NULL);
+	assert_int_equal(f->n_called, 0);
+}
+
+/* a stream may be idle for long, and is then neither a call under way nor for ever */
+static void test_stream_idle(void **state) {
+	Fixture *f = *state;
+	Call *call = begin_raw(f, (Request){ .path = "/test/stream", .hold_end = true }, "\0\0\0\0\1a", 6);
+
+	pump(f);
+	assert_int_equal(call->reply_size, 6);
+	assert_int_equal(grpc_session_calls(f->session), 0);
+	f->now += f->limits.idle_ms - 1;
+	assert_true(grpc_session_tick(f->session, f->now));
+	pump(f);
+	assert_false(call->closed);
+	f->now++;
+	assert_true(grpc_session_tick(f->session, f->now));
+	pump(f);
+	assert_true(call->closed);
+	assert_string_equal(call->grpc_status, "14");
+}
+
+static void test_stream_cancelled(void **state) {
+	Fixture *f = *state;
+	Call *call;
+
+	f->later = true;
+	call = begin_raw(f, (Request){ .path = "/test/stream", .hold_end = true }, "\0\0\0\0\1a\0\0\0\0\1b", 12);
+	pump(f);
+	assert_int_equal(f->n_handled, 1);
+	assert_int_equal(nghttp2_submit_rst_stream(f->client, 0, call->stream, NGHTTP2_CANCEL), 0);
+	pump(f);
+	assert_int_equal(f->n_cancelled, 1);
+	assert_int_equal(f->budget.used, 0);
+}
+
+/* the message that did not all come when its time was over ends the stream */
+static void test_stream_deadline(void **state) {
+	Fixture *f = *state;
+	Call *call = begin_raw(f, (Request){ .path = "/test/stream", .hold_end = true }, "\0\0\0\0\1a\0\0\0", 9);
+
+	pump(f);
+	assert_int_equal(call->reply_size, 6);
+	f->now += f->limits.request_ms;
+	assert_true(grpc_session_tick(f->session, f->now));
+	pump(f);
+	assert_true(call->closed);
+	assert_string_equal(call->grpc_status, "4");
+}
+
+static void test_stream_shutdown(void **state) {
+	Fixture *f = *state;
+	Call *call = begin_raw(f, (Request){ .path = "/test/stream", .hold_end = true }, "\0\0\0\0\1a", 6);
+
+	pump(f);
+	grpc_session_shutdown(f->session);
+	pump(f);
+	assert_true(call->closed);
+	assert_string_equal(call->grpc_status, "14");
+	assert_false(f->server_alive);
+}
+
 /* every amount of memory that nghttp2 may have too little: the connection ends, or the call goes through */
 static void test_library_memory(void **state) {
 	size_t n_through = 0;
@@ -491,6 +628,13 @@ int main(void) {
 		TEST(test_process_budget),
 		TEST(test_window_0),
 		TEST(test_unread_output),
+		TEST(test_stream),
+		TEST(test_stream_later),
+		TEST(test_stream_without_messages),
+		TEST(test_stream_idle),
+		TEST(test_stream_cancelled),
+		TEST(test_stream_deadline),
+		TEST(test_stream_shutdown),
 		cmocka_unit_test(test_library_memory),
 	};
 

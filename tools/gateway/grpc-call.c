@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char no_room[] = "the gateway holds as many bytes of messages as it may";
+
 /* --- calls */
 
 GrpcCall *grpc_call_new(GrpcSession *session, int32_t stream) {
@@ -26,10 +28,8 @@ GrpcCall *grpc_call_new(GrpcSession *session, int32_t stream) {
 
 static void call_drop_request(GrpcCall *call) {
 	free(call->message);
-	free(call->authorization);
 	grpc_session_refund(call->session, call->capacity);
 	call->message = NULL;
-	call->authorization = NULL;
 	call->message_size = 0;
 	call->capacity = 0;
 	call->waiting = false;
@@ -44,6 +44,13 @@ void grpc_call_drop_reply(GrpcCall *call) {
 	call->out_sent = 0;
 }
 
+static void call_drop_backlog(GrpcCall *call) {
+	free(call->backlog);
+	grpc_session_refund(call->session, call->backlog_size);
+	call->backlog = NULL;
+	call->backlog_size = 0;
+}
+
 GrpcCall *grpc_call_free(GrpcCall *call) {
 	GrpcSession *session = call->session;
 
@@ -53,7 +60,9 @@ GrpcCall *grpc_call_free(GrpcCall *call) {
 	if (session->n_calls == 0)
 		session->idle_since = session->now;
 	call_drop_request(call);
+	call_drop_backlog(call);
 	grpc_call_drop_reply(call);
+	free(call->authorization);
 	free(call->status_text);
 	free(call);
 	return NULL;
@@ -61,9 +70,12 @@ GrpcCall *grpc_call_free(GrpcCall *call) {
 
 /* gives the bytes back to the windows of the client, so that it may send as many more */
 void grpc_call_consume(GrpcCall *call) {
-	if (call->unconsumed > 0)
-		(void)nghttp2_session_consume_stream(call->session->http2, call->stream, call->unconsumed);
-	call->unconsumed = 0;
+	/* what waits is kept back, so that not much more of it comes */
+	size_t kept = call->waiting ? call->unconsumed : call->backlog_size;
+
+	if (call->unconsumed > kept)
+		(void)nghttp2_session_consume_stream(call->session->http2, call->stream, call->unconsumed - kept);
+	call->unconsumed = kept;
 }
 
 #define FIELD(_name, _value, _size)                                                       \
@@ -91,14 +103,35 @@ static ssize_t read_reply(nghttp2_session *http2, int32_t stream, uint8_t *buffe
 	(void)userdata;
 	if (n > length)
 		n = length;
-	memcpy(buffer, call->out + call->out_sent, n);
+	if (n > 0)
+		memcpy(buffer, call->out + call->out_sent, n);
 	call->out_sent += n;
-	if (call->out_sent == call->out_size) {
+	/* more may follow in a stream, for which grpc_call_next() wakes it */
+	if (n == 0 && call->state != GRPC_CALL_FINISHED)
+		return NGHTTP2_ERR_DEFERRED;
+	if (call->out_sent == call->out_size && call->state == GRPC_CALL_FINISHED) {
 		*flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;
 		if (nghttp2_submit_trailer(http2, stream, fields, status_fields(call, digits, fields)) != 0)
 			return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE;
 	}
 	return (ssize_t)n;
+}
+
+/* the headers of a reply; with the @n fields of its status when that is all there is of it */
+static void call_begin_reply(GrpcCall *call, const nghttp2_nv *status, size_t n) {
+	const nghttp2_data_provider provider = { .source.ptr = call, .read_callback = read_reply };
+	nghttp2_nv fields[5] = {
+		FIELD_TEXT(":status", "200"),
+		FIELD_TEXT("content-type", "application/grpc"),
+		FIELD_TEXT("grpc-accept-encoding", GRPC_ENCODINGS),
+	};
+
+	for (size_t i = 0; i < n; i++)
+		fields[3 + i] = status[i];
+	call->has_headers = true;
+	/* when that fails the connection has no memory, and ends for it */
+	if (nghttp2_submit_response(call->session->http2, call->stream, fields, 3 + n, n > 0 ? NULL : &provider) != 0)
+		call->session->ending = true;
 }
 
 /* the call is answered: what it held for its request goes, and its reply has its own time to be read */
@@ -108,8 +141,9 @@ static void call_finished(GrpcCall *call) {
 	call->state = GRPC_CALL_FINISHED;
 	call->deadline = UINT64_MAX;
 	call->patience = session->now + session->limits->request_ms;
-	grpc_call_consume(call);
 	call_drop_request(call);
+	call_drop_backlog(call);
+	grpc_call_consume(call);
 }
 
 /* an answer of HTTP, for what is not a request of gRPC */
@@ -126,10 +160,8 @@ static void call_finish(GrpcCall *call, int status, const char *text) {
 
 void grpc_call_finish(GrpcCall *call, int status, const char *text, size_t length) {
 	GrpcSession *session = call->session;
-	const nghttp2_data_provider provider = { .source.ptr = call, .read_callback = read_reply };
-	nghttp2_nv fields[6];
+	nghttp2_nv fields[2];
 	char digits[4];
-	size_t n = 0;
 	bool with_message = status == GRPC_OK && call->out;
 
 	call->status = status;
@@ -141,16 +173,15 @@ void grpc_call_finish(GrpcCall *call, int status, const char *text, size_t lengt
 	}
 	call_finished(call);
 
-	fields[n++] = FIELD_TEXT(":status", "200");
-	fields[n++] = FIELD_TEXT("content-type", "application/grpc");
-	fields[n++] = FIELD_TEXT("grpc-accept-encoding", GRPC_ENCODINGS);
-	if (!with_message) {
+	if (call->has_headers) {
+		/* fails where it is not asleep, and then it comes to the end by itself */
+		(void)nghttp2_session_resume_data(session->http2, call->stream);
+	} else if (with_message) {
+		call_begin_reply(call, NULL, 0);
+	} else {
 		grpc_call_drop_reply(call);
-		n += status_fields(call, digits, fields + n);
+		call_begin_reply(call, fields, status_fields(call, digits, fields));
 	}
-	/* when that fails the connection has no memory, and ends for it */
-	if (nghttp2_submit_response(session->http2, call->stream, fields, n, with_message ? &provider : NULL) != 0)
-		session->ending = true;
 }
 
 uint8_t *grpc_call_reply(GrpcCall *call, size_t size) {
@@ -190,7 +221,7 @@ static bool call_reserve(GrpcCall *call, size_t capacity) {
 	if (capacity <= call->capacity)
 		return true;
 	if (!grpc_session_charge(session, capacity - call->capacity)) {
-		call_finish(call, GRPC_RESOURCE_EXHAUSTED, "the gateway holds as many bytes of messages as it may");
+		call_finish(call, GRPC_RESOURCE_EXHAUSTED, no_room);
 		return false;
 	}
 	larger = realloc(call->message, capacity);
@@ -225,6 +256,11 @@ void grpc_session_grant(GrpcSession *session) {
 	}
 }
 
+static bool call_has_message(const GrpcCall *call) {
+	return call->state == GRPC_CALL_RECEIVING && call->prefix_size == GRPC_PREFIX_SIZE &&
+	       call->message_size == call->declared;
+}
+
 /* the five bytes before the message are there */
 static void call_begin_message(GrpcCall *call) {
 	const uint8_t *p = call->prefix;
@@ -247,15 +283,45 @@ static void call_begin_message(GrpcCall *call) {
 	}
 }
 
+/* keeps what came while a message of the stream is worked on: no more than a window, since none of it is consumed */
+static void call_keep(GrpcCall *call, const uint8_t *data, size_t size) {
+	GrpcSession *session = call->session;
+	uint8_t *larger = NULL;
+
+	if (size == 0)
+		return;
+	if (grpc_session_charge(session, size)) {
+		larger = realloc(call->backlog, call->backlog_size + size);
+		if (!larger)
+			grpc_session_refund(session, size);
+	}
+	if (!larger) {
+		grpc_call_abort(call, GRPC_RESOURCE_EXHAUSTED, no_room);
+		return;
+	}
+	call->backlog = larger;
+	memcpy(call->backlog + call->backlog_size, data, size);
+	call->backlog_size += size;
+}
+
+bool grpc_call_is_ready(const GrpcCall *call) {
+	return call->state == GRPC_CALL_READY && !call->out;
+}
+
 void grpc_call_take(GrpcCall *call, const uint8_t *data, size_t size) {
 	while (size > 0 && call->state == GRPC_CALL_RECEIVING) {
 		size_t n;
+
+		if (call->is_stream && call->prefix_size == 0)
+			call->patience = call->session->now + call->session->limits->request_ms;
 
 		if (call->prefix_size < GRPC_PREFIX_SIZE) {
 			call->prefix[call->prefix_size++] = *data++;
 			size--;
 			if (call->prefix_size == GRPC_PREFIX_SIZE)
 				call_begin_message(call);
+			if (call->is_stream && call_has_message(call))
+				call->state = GRPC_CALL_READY;
 			continue;
 		}
 		n = call->declared - call->message_size;
@@ -271,7 +337,11 @@ void grpc_call_take(GrpcCall *call, const uint8_t *data, size_t size) {
 		call->message_size += n;
 		data += n;
 		size -= n;
+		if (call->is_stream && call_has_message(call))
+			call->state = GRPC_CALL_READY;
 	}
+	if (call->is_stream && call->state != GRPC_CALL_FINISHED)
+		call_keep(call, data, size);
 }
 
 /* false when the message could not be inflated, and the call is answered */
@@ -304,7 +374,7 @@ bool grpc_call_inflate(GrpcCall *call) {
 	call->capacity = 0;
 	if (!grpc_session_charge(session, size)) {
 		free(inflated);
-		call_finish(call, GRPC_RESOURCE_EXHAUSTED, "the gateway holds as many bytes of messages as it may");
+		call_finish(call, GRPC_RESOURCE_EXHAUSTED, no_room);
 		return false;
 	}
 	call->message = inflated;
@@ -317,11 +387,45 @@ void grpc_call_end_request(GrpcCall *call) {
 	call->request_complete = true;
 	if (call->state != GRPC_CALL_RECEIVING)
 		return;
-	if (call->prefix_size < GRPC_PREFIX_SIZE || call->message_size < call->declared) {
+	if (call->is_stream && call->prefix_size == 0)
+		call_finish(call, GRPC_OK, "");
+	else if (!call_has_message(call))
 		call_finish(call, GRPC_INTERNAL, "the request ends before its message does");
-		return;
-	}
-	call->state = GRPC_CALL_READY;
+	else
+		call->state = GRPC_CALL_READY;
+}
+
+void grpc_call_sent(GrpcCall *call) {
+	GrpcSession *session = call->session;
+
+	grpc_call_drop_reply(call);
+	if (call->is_stream && call->state == GRPC_CALL_RECEIVING && call->prefix_size == 0)
+		call->patience = session->now + session->limits->idle_ms;
+}
+
+void grpc_call_next(GrpcCall *call) {
+	GrpcSession *session = call->session;
+	uint8_t *backlog = call->backlog;
+	size_t size = call->backlog_size;
+
+	call_drop_request(call);
+	call->state = GRPC_CALL_RECEIVING;
+	call->prefix_size = 0;
+	call->declared = 0;
+	call->patience = session->now + (call->out ? session->limits->request_ms : session->limits->idle_ms);
+	if (call->out && call->has_headers)
+		(void)nghttp2_session_resume_data(session->http2, call->stream);
+	else if (call->out)
+		call_begin_reply(call, NULL, 0);
+
+	call->backlog = NULL;
+	call->backlog_size = 0;
+	grpc_session_refund(session, size);
+	grpc_call_take(call, backlog, size);
+	free(backlog);
+	if (call->request_complete)
+		grpc_call_end_request(call);
+	grpc_call_consume(call);
 }
 
 /* --- a request's headers */
@@ -372,7 +476,11 @@ void grpc_call_end_headers(GrpcCall *call) {
 	} else if (call->has_bad_timeout) {
 		call_finish(call, GRPC_INTERNAL, "grpc-timeout is not a duration");
 	} else {
-		call->message_max = call->has_path ? session->handler->message_max(session->userdata, call->path) : 0;
+		call->message_max =
+			call->has_path ? session->handler->message_max(session->userdata, call->path, &call->is_stream)
+				       : 0;
+		if (call->is_stream)
+			call->patience = session->now + session->limits->idle_ms;
 		if (call->message_max == 0) {
 			(void)snprintf(text, sizeof(text), "there is no method %s",
 				       call->has_path ? call->path : "of a name as long");

@@ -389,5 +389,7 @@ static void model_infer(GrpcRequest *request) {
 
 const GrpcMethod grpc_infer_methods[] = {
 	{ GRPC_SERVICE "ModelInfer", &inference__model_infer_request__descriptor, model_infer, GRPC_METHOD_TENSORS },
+	{ GRPC_SERVICE "ModelStreamInfer", &inference__model_infer_request__descriptor, model_infer,
+	  GRPC_METHOD_TENSORS | GRPC_METHOD_STREAM },
 	{},
 };

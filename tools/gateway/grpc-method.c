@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "grpc-door.h"
+#include "inference.pb-c.h"
 
 /* a table that is added here is served */
 static const GrpcMethod *const tables[] = {
@@ -66,6 +67,7 @@ static GrpcRequest *request_free(GrpcRequest *request) {
 	return NULL;
 }
 
+/* ends the request, and the call with it */
 static void request_finish(GrpcRequest *request, int status, const char *text) {
 	Grpc *grpc = request->grpc;
 	GrpcCall *call = request->call;
@@ -77,22 +79,56 @@ static void request_finish(GrpcRequest *request, int status, const char *text) {
 	request_free(request);
 }
 
-void grpc_reply(GrpcRequest *request, const ProtobufCMessage *response) {
-	uint8_t *bytes = grpc_call_reply(request->call, protobuf_c_message_get_packed_size(response));
+/* the request cannot be given to its method */
+static void request_refuse(GrpcRequest *request, Answer *answer) {
+	request_finish(request, answer_code_to_grpc(answer->code), answer_text(answer));
+	answer_deinit(answer);
+}
 
-	if (bytes)
+/* @status is what is counted: in a stream it is not that of the call */
+static void request_send(GrpcRequest *request, const ProtobufCMessage *response, int status) {
+	uint8_t *bytes = grpc_call_reply(request->call, response ? protobuf_c_message_get_packed_size(response) : 0);
+
+	if (!bytes) {
+		request_finish(request, GRPC_RESOURCE_EXHAUSTED,
+			       "the gateway holds as many bytes of messages as it may");
+		return;
+	}
+	if (response)
 		(void)protobuf_c_message_pack(response, bytes);
-	request_finish(request, bytes ? GRPC_OK : GRPC_RESOURCE_EXHAUSTED,
-		       bytes ? "" : "the gateway holds as many bytes of messages as it may");
+	if (!(request->method->flags & GRPC_METHOD_STREAM)) {
+		request_finish(request, GRPC_OK, "");
+		return;
+	}
+	request->grpc->counters.replies[status]++;
+	grpc_call_next(request->call);
+	grpc_connection_wake(request->call->session);
+	request_free(request);
+}
+
+void grpc_reply(GrpcRequest *request, const ProtobufCMessage *response) {
+	Inference__ModelStreamInferResponse part = INFERENCE__MODEL_STREAM_INFER_RESPONSE__INIT;
+
+	if (request->method->flags & GRPC_METHOD_STREAM) {
+		part.infer_response = (Inference__ModelInferResponse *)response;
+		response = &part.base;
+	}
+	request_send(request, response, GRPC_OK);
 }
 
 void grpc_reply_answer(GrpcRequest *request, Answer *answer) {
+	Inference__ModelStreamInferResponse part = INFERENCE__MODEL_STREAM_INFER_RESPONSE__INIT;
 	int status = answer_code_to_grpc(answer->code);
 
-	/* the messages of a success without content are empty */
-	if (status == GRPC_OK && !grpc_call_reply(request->call, 0))
-		status = GRPC_RESOURCE_EXHAUSTED;
-	request_finish(request, status, status == GRPC_OK ? "" : answer_text(answer));
+	if (status == GRPC_OK) {
+		/* the messages of a success without content are empty */
+		request_send(request, NULL, status);
+	} else if (request->method->flags & GRPC_METHOD_STREAM) {
+		part.error_message = grpc_binary(answer_text(answer));
+		request_send(request, &part.base, status);
+	} else {
+		request_finish(request, status, answer_text(answer));
+	}
 	answer_deinit(answer);
 }
 
@@ -102,7 +138,7 @@ static bool request_check_access(GrpcRequest *request) {
 
 	if (access_check(request->grpc->access, &request->caller, request->call->authorization, &answer) != ANSWER_OK &&
 	    !(request->method->flags & GRPC_METHOD_OPEN)) {
-		grpc_reply_answer(request, &answer);
+		request_refuse(request, &answer);
 		return false;
 	}
 	answer_deinit(&answer);
@@ -125,7 +161,7 @@ static bool request_unpack(GrpcRequest *request) {
 				 "the gateway holds as many bytes of messages as it may");
 	else
 		(void)answer_set(&answer, ANSWER_INTERNAL, "the message is no %s", request->method->type->short_name);
-	grpc_reply_answer(request, &answer);
+	request_refuse(request, &answer);
 	return false;
 }
 

@@ -67,6 +67,9 @@ void grpc_call_end_headers(GrpcCall *call);
 void grpc_call_take(GrpcCall *call, const uint8_t *data, size_t size);
 void grpc_call_end_request(GrpcCall *call);
 
+/* A message that is to be handed over: it is complete, and the reply to the one before has left. */
+bool grpc_call_is_ready(const GrpcCall *call);
+
 /* Replaces a compressed message. False when it could not, and the call is answered. */
 bool grpc_call_inflate(GrpcCall *call);
 
@@ -75,6 +78,9 @@ void grpc_call_consume(GrpcCall *call);
 
 /* Ends a call early; when its handler has it, that is told first. */
 void grpc_call_abort(GrpcCall *call, int status, const char *text);
+
+/* The reply, or as much of it as there is so far, is sent. */
+void grpc_call_sent(GrpcCall *call);
 
 /* The reply is sent, or not wanted. */
 void grpc_call_drop_reply(GrpcCall *call);

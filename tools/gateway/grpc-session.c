@@ -170,8 +170,8 @@ static int on_header(nghttp2_session *http2, const nghttp2_frame *frame, const u
 	size_t size = name_size + value_size + 32;
 
 	(void)flags;
-	/* trailers have nothing that we read */
-	if (!call || frame->headers.cat != NGHTTP2_HCAT_REQUEST)
+	/* trailers have nothing that we read, and a call may have been given up before its headers were all there */
+	if (!call || frame->headers.cat != NGHTTP2_HCAT_REQUEST || call->state != GRPC_CALL_RECEIVING)
 		return 0;
 	call->metadata_size += (uint32_t)size;
 	if (call->metadata_size > session->limits->metadata_bytes) {
@@ -214,8 +214,7 @@ static int on_data(nghttp2_session *http2, uint8_t flags, int32_t stream, const 
 	}
 	call->unconsumed += size;
 	grpc_call_take(call, data, size);
-	if (!call->waiting)
-		grpc_call_consume(call);
+	grpc_call_consume(call);
 	return 0;
 }
 
@@ -259,7 +258,7 @@ static void session_run(GrpcSession *session) {
 	session->running = true;
 	for (GrpcCall *call = session->first, *next; call; call = next) {
 		next = call->next;
-		if (call->state != GRPC_CALL_READY)
+		if (!grpc_call_is_ready(call))
 			continue;
 		if (session->held_out >= session->limits->connection_bytes)
 			break;
@@ -426,8 +425,8 @@ void grpc_session_sent(GrpcSession *session, size_t size, uint64_t now) {
 	session->output_since = now;
 	/* what was sent of replies makes room for the next calls */
 	for (GrpcCall *call = session->first; call; call = call->next)
-		if (call->out && call->out_sent == call->out_size && call->state == GRPC_CALL_FINISHED)
-			grpc_call_drop_reply(call);
+		if (call->out && call->out_sent == call->out_size)
+			grpc_call_sent(call);
 	session_run(session);
 }
 
@@ -479,6 +478,8 @@ bool grpc_session_tick(GrpcSession *session, uint64_t now) {
 							NGHTTP2_CANCEL);
 		} else if (now >= call->deadline) {
 			grpc_call_abort(call, GRPC_DEADLINE_EXCEEDED, "Deadline Exceeded");
+		} else if (call->is_stream && call->prefix_size == 0) {
+			grpc_call_abort(call, GRPC_UNAVAILABLE, "the stream was not used for long");
 		} else {
 			grpc_call_abort(call, GRPC_DEADLINE_EXCEEDED, "the request took too long to arrive");
 		}
@@ -492,12 +493,19 @@ bool grpc_session_tick(GrpcSession *session, uint64_t now) {
 }
 
 void grpc_session_shutdown(GrpcSession *session) {
+	for (GrpcCall *call = session->first; call; call = call->next)
+		if (call->is_stream && call->state == GRPC_CALL_RECEIVING)
+			grpc_call_abort(call, GRPC_UNAVAILABLE, "the gateway is stopping");
 	(void)nghttp2_submit_goaway(session->http2, NGHTTP2_FLAG_NONE,
 				    nghttp2_session_get_last_proc_stream_id(session->http2), NGHTTP2_NO_ERROR, NULL, 0);
 }
 
 size_t grpc_session_calls(const GrpcSession *session) {
-	return session->n_calls;
+	size_t n = 0;
+
+	for (const GrpcCall *call = session->first; call; call = call->next)
+		n += !call->is_stream || call->state != GRPC_CALL_RECEIVING || call->prefix_size > 0 || call->out;
+	return n;
 }
 
 void *grpc_session_userdata(const GrpcSession *session) {

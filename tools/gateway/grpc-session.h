@@ -51,13 +51,14 @@ extern const GrpcLimits grpc_limits_default;
 
 /*
  * What a session asks of its owner. message_max: the longest message, also when inflated, that the method @path
- * takes; 0 when there is no such method. call: a request is complete, and call->message has it; it must be
- * finished by grpc_call_finish(), now or later. cancel: a call that was handed over and is not finished has gone (its
+ * takes; 0 when there is no such method; *@ret_stream is false before, and set to true for a method of two streams. call: a request is complete, and call->message has it; it must be
+ * finished by grpc_call_finish(), now or later. Of a stream each message is handed over when the one before is done with,
+ * by grpc_call_next(), and its reply is sent; grpc_call_finish() ends such a call early. cancel: a call that was handed over and is not finished has gone (its
  * client reset it, its deadline passed, the connection ended); the pointer is not valid after this returns, and
  * the call must not be finished.
  */
 typedef struct GrpcHandler {
-	size_t (*message_max)(void *userdata, const char *path);
+	size_t (*message_max)(void *userdata, const char *path, bool *ret_stream);
 	void (*call)(void *userdata, GrpcCall *call);
 	void (*cancel)(void *userdata, GrpcCall *call);
 } GrpcHandler;
@@ -94,6 +95,10 @@ struct GrpcCall {
 	uint32_t metadata_size;
 	bool has_path, long_path, has_method_post, has_content_type, has_bad_timeout;
 	bool request_complete;
+	bool is_stream;
+	bool has_headers; /* of the reply, which are sent */
+	uint8_t *backlog; /* of a stream, what came behind the message that is worked on; charged */
+	size_t backlog_size;
 
 	uint8_t prefix[GRPC_PREFIX_SIZE];
 	size_t prefix_size;
@@ -147,7 +152,7 @@ bool grpc_session_tick(GrpcSession *session, uint64_t now);
 /* Tells the client to make no more calls; those that are there go on, then the session ends. */
 void grpc_session_shutdown(GrpcSession *session);
 
-/* How many calls there are. */
+/* How many calls there are, streams in which nothing happens not counted. */
 size_t grpc_session_calls(const GrpcSession *session);
 
 /* What grpc_session_new() was given. */
@@ -159,6 +164,12 @@ void *grpc_session_userdata(const GrpcSession *session);
  * asked for is done. At most once for a call.
  */
 uint8_t *grpc_call_reply(GrpcCall *call, size_t size);
+
+/*
+ * The message of a stream is done with: its reply, for which grpc_call_reply() had room, is sent, and the next message may
+ * come. When the client will send none, this ends the call. @call is the session's from here, until then.
+ */
+void grpc_call_next(GrpcCall *call);
 
 /*
  * Ends a call with a status of gRPC, and a text that is not empty only when it is not OK. Without a message from

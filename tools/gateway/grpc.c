@@ -175,12 +175,13 @@ static void on_timer(evutil_socket_t fd, short what, void *userdata) {
 
 /* ---- what sessions ask ---- */
 
-static size_t session_message_max(void *userdata, const char *path) {
+static size_t session_message_max(void *userdata, const char *path, bool *ret_stream) {
 	const GrpcConnection *connection = userdata;
 	const GrpcMethod *method = grpc_method_find(path);
 
 	if (!method)
 		return 0;
+	*ret_stream = method->flags & GRPC_METHOD_STREAM;
 	return method->flags & GRPC_METHOD_TENSORS ? connection->grpc->options->grpc_max_input_size : GRPC_CONTROL_MAX;
 }
 

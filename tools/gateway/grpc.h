@@ -68,6 +68,7 @@ typedef struct GrpcRequest {
 enum {
 	GRPC_METHOD_OPEN = 1,	 /* answers without a credential, too */
 	GRPC_METHOD_TENSORS = 2, /* messages as long as --grpc-max-input-size, instead of GRPC_CONTROL_MAX */
+	GRPC_METHOD_STREAM = 4,	 /* two streams, of which each message is a request of its own: see grpc_reply() */
 };
 
 /* the beginning of the paths of Triton's methods */
@@ -82,7 +83,10 @@ struct GrpcMethod {
 	uint32_t flags; /* of GRPC_METHOD_ */
 };
 
-/* Each ends the request, which is gone then. @response stays the caller's. */
+/*
+ * Each ends the request, which is gone then. @response stays the caller's. In a stream the response, and an answer that is
+ * not fine, go into a ModelStreamInferResponse, and the stream goes on.
+ */
 void grpc_reply(GrpcRequest *request, const ProtobufCMessage *response);
 /* With the answer "fine" an empty message. The answer is deinited. */
 void grpc_reply_answer(GrpcRequest *request, Answer *answer);
