@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
+#include "log.h"
 #include "object.h"
 #include "region.h"
 #include "wire/compat.h"
@@ -290,6 +291,7 @@ static int object_init_cuda(Object *object, CudaCheck *check, ObjectFds *fds, Ac
 	object->cuda = calloc(1, sizeof(*object->cuda));
 	if (!object->cuda)
 		return -ENOMEM;
+	object->cuda->object = object;
 	object->cuda->record = (LedgerCuda){
 		.owner_pid = check->owner_pid,
 		.owner_pid_namespace = check->owner_pid_namespace,
@@ -351,6 +353,38 @@ int objects_get_cuda(Objects *objects, const ObjectKey *asked, CudaCheck *check,
 	return 0;
 }
 
+static void on_held(CudaCheck *check, int result) {
+	ObjectCuda *cuda = container_of(check, ObjectCuda, again);
+
+	if (!result)
+		cuda->hold = check->hold;
+	else
+		log_write(LOG_RECOVERY_LOSS, cuda->object->key.uid, NULL,
+			  "GPU memory of uid %u is not held any more: %s", cuda->object->key.uid, check->why);
+}
+
+void object_hold_again(Object *object) {
+	ObjectCuda *cuda = object->cuda;
+	int r;
+
+	cuda->again = (CudaCheck){
+		.kind = (uint8_t)object->kind,
+		.access = WIRE_ACCESS_READ,
+		.fd = -EBADF,
+		.size = object->size,
+		.object_size = object->size,
+		.owner_pid = cuda->record.owner_pid,
+		.owner_pid_namespace = cuda->record.owner_pid_namespace,
+		.uid = object->key.uid,
+		.on_done = on_held,
+	};
+	memcpy(cuda->again.device, cuda->record.device, sizeof(cuda->again.device));
+	memcpy(cuda->again.handle, cuda->record.handle, sizeof(cuda->again.handle));
+	r = cuda_check_start(object->objects->cuda, &cuda->again);
+	if (r != CUDA_PENDING)
+		on_held(&cuda->again, r);
+}
+
 bool object_is_whole(const Object *object) {
 	return object->fd >= 0 || object->kind == WIRE_KIND_CUDA_IPC;
 }
@@ -401,6 +435,7 @@ Object *objects_restore(Objects *objects, uint32_t index, Account *account) {
 		object->cuda = calloc(1, sizeof(*object->cuda));
 		if (!object->cuda)
 			return object_unref(object);
+		object->cuda->object = object;
 		object->cuda->record = *ledger_cuda(objects->ledger, index);
 		account_take(&object->charge_bytes, account, ACCOUNT_GPU_BYTES, object->size);
 		if (at->kind == WIRE_KIND_CUDA_VMM)
@@ -445,8 +480,10 @@ Object *object_unref(Object *object) {
 	account_refund(&object->charge_bytes);
 	account_refund(&object->charge_fds);
 	object->objects->n--;
-	if (object->cuda && object->cuda->hold)
+	if (object->cuda) {
+		cuda_check_cancel(&object->cuda->again);
 		cuda_hold_drop(object->objects->cuda, object->cuda->hold);
+	}
 	free(object->cuda);
 	free(object);
 	return NULL;

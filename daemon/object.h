@@ -56,7 +56,9 @@ struct ObjectKey {
 /* what GPU memory has besides */
 struct ObjectCuda {
 	LedgerCuda record;
-	uint64_t hold; /* of a helper, 0 for none */
+	Object *object;
+	uint64_t hold;	 /* of a helper, 0 for none */
+	CudaCheck again; /* by which it gets one after a restart */
 };
 
 struct Object {
@@ -131,6 +133,8 @@ Object *objects_restore(Objects *objects, uint32_t index, Account *account);
 bool object_is_whole(const Object *object);
 /* gives it the fds; consumes them */
 void object_set_fds(Object *object, int fd, int read_only_fd);
+/* Asks for a hold on the allocation, which the last broker's helper has given up; in vain where its owner is gone. */
+void object_hold_again(Object *object);
 /* Looks again whether an object that was sparse has been allocated meanwhile; fstat() on shmem waits for nobody. */
 void object_refresh(Object *object);
 Object *object_ref(Object *object);

@@ -429,6 +429,18 @@ static void settle_regions(Recovery *recovery) {
 	}
 }
 
+/* what helpers held was theirs, and they have ended with the last broker */
+static void hold_again(Recovery *recovery) {
+	if (recovery->broker->config->cuda_mode != CUDA_HOLD)
+		return;
+	for (size_t i = 0; i < recovery->n_objects; ++i) {
+		Object *object = recovery->objects[i].object;
+
+		if (object->kind == WIRE_KIND_CUDA_IPC && !list_is_empty(&object->regions))
+			object_hold_again(object);
+	}
+}
+
 static void count_fds(Recovery *recovery) {
 	Broker *broker = recovery->broker;
 
@@ -487,6 +499,7 @@ static int recovery_run(Recovery *recovery, NotifyFds *fds) {
 	settle_regions(recovery);
 	sessions_check_detached(broker);
 	count_fds(recovery);
+	hold_again(recovery);
 	/* from here on an object lives as long as its regions */
 	for (size_t i = 0; i < recovery->n_objects; ++i)
 		object_unref(recovery->objects[i].object);

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 from broker import OWNER, become
 from fakecuda import Fake
+from gpus import section
 from programs import program
 
 MIB2 = 1 << 21
@@ -119,9 +120,9 @@ def gpus(start):
     class Machine(Fake):
         """A Fake with its broker."""
 
-        def __init__(self, config="[cuda]\nmode = relay\ncheck_fd = no\n", kind="", broker=None, **settings):
+        def __init__(self, mode="relay", kind="", broker=None, **settings):
             super().__init__(kind=kind, **settings)
-            self.broker = start(config=config, **(broker or {}))
+            self.broker = start(config=section(mode=mode, library=self.library), environment=self.environment(), **(broker or {}))
 
         def program(self, **how):
             made.append(Program(self.broker, **{"fake": self, **how}))

@@ -13,6 +13,8 @@ from protocol_client import NUMBERS, STATE
 from restart import LastingBroker
 
 EVENT = NUMBERS["EVENT"]
+UNVALIDATED = 128
+HELPER = "shmbroker-cuda-helper"[:15]
 STRICT, FORCE, WAIT = 0, 2, 0x100
 UNPUBLISHED, KEEP, READ_ONLY = 16, 1, 4
 STUB = pathlib.Path("/usr/local/cuda/lib64/stubs/libcuda.so")
@@ -584,6 +586,48 @@ def test_the_broker_is_started_anew(gpus):
     late.release(lease)
     assert len(fake.log("cuMemMap", pid=consumer.pid)) == 1
     balanced(fake, late, consumer, owner)
+
+
+def test_what_is_held_is_held_after_a_restart_too(gpus):
+    """The memory of an owner that dies then is there for who has a lease, by the new helper's hold alone."""
+    fake = gpus(mode="hold", broker={"kind": LastingBroker})
+    owner, consumer, admin = fake.client(), fake.client(uid=CONSUMER), fake.broker.peer(ADMIN)
+    owner.export("x", owner.alloc(MIB2), MIB2)
+    lease = consumer.get("x")
+
+    def held():
+        return fake.balance(comm=HELPER).get("ipc")
+
+    assert held() == 1
+    opens = len(fake.log("cuIpcOpenMemHandle_v2", comm=HELPER))
+    fake.broker.kill()
+    admin.resume()
+    until(lambda: len(fake.log("cuIpcOpenMemHandle_v2", comm=HELPER)) == opens + 1, fake.log)
+    owner.kill()
+    until(lambda: one(admin, "x")["state"] == STATE["RETIRING"], lambda: admin.status())
+    consumer.read(lease.address)
+    consumer.release(lease)
+    gone(admin, "x")
+    until(lambda: fake.log("cuIpcCloseMemHandle", comm=HELPER), fake.log)
+
+
+@pytest.mark.parametrize("mode", ["auto", "validate", "hold"])
+def test_with_a_helper(gpus, mode):
+    """What is registered has been tried, and what is none is refused before any consumer sees it."""
+    fake = gpus(mode=mode)
+    owner, consumer = fake.client(), fake.client(uid=CONSUMER)
+    region = owner.export("ipc", owner.alloc(MIB2), MIB2)
+    assert not region.flags & UNVALIDATED and not owner.cuda_alloc("vmm", MIB2).flags & UNVALIDATED
+    for name in ("ipc", "vmm"):
+        consumer.release(consumer.get(name, access=WRITE))
+    uuid = consumer.get("ipc").uuid.hex()
+    with pytest.raises(Failed):
+        owner.do("adopt", "none", uuid, "17" * 64, 0, 0, MIB2)
+    with failed("OUT_OF_BOUNDS"):
+        handle = fake.broker.peer(CONSUMER).lookup("ipc", want_fd=True)["handle"].hex()
+        owner.do("adopt", "long", uuid, handle, 0, 0, 2 * MIB2)
+    owner.create("cpu", 4096)
+    balanced(fake, consumer, owner)
 
 
 def test_a_consumer_is_killed_wherever_it_is(gpus):
