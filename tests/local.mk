@@ -97,6 +97,8 @@ gateway_files = \
 	tests/gateway/test_grpc_abuse.py \
 	tests/gateway/test_http_access.py \
 	tests/gateway/test_http_broker.py \
+	tests/gateway/test_http_client.py \
+	tests/gateway/test_http_limits.py \
 	tests/gateway/test_http_shm.py \
 	tests/gateway/test_infer_models.py \
 	tests/gateway/test_infer_shm.py \

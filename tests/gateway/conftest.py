@@ -220,10 +220,10 @@ class Gateway:
         return connection
 
     def request(self, method, path, body=None, headers=None, unix=False):
-        """One request on a connection of its own; @body bytes, or something for JSON."""
+        """One request on a connection of its own; @body bytes, or a dict or list for JSON."""
         connection = http.client.HTTPConnection("localhost", timeout=DEADLINE)
         connection.sock = self.connect_unix() if unix else self.connect()
-        if body is not None and not isinstance(body, bytes):
+        if isinstance(body, (dict, list)):
             body = json.dumps(body).encode()
         connection.request(method, path, body, headers or {})
         response = connection.getresponse()

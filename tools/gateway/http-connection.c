@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -119,6 +121,7 @@ static bool admit(HttpConnection *connection, HttpRequest *request) {
 static void dispatch(HttpConnection *connection) {
 	connection_set(connection, HTTP_BUSY, 0);
 	connection->http->counters.requests++;
+	connection->served = true;
 	http_route(connection->request);
 }
 
@@ -362,12 +365,17 @@ static void on_event(struct bufferevent *bev, short what, void *userdata) {
 }
 
 static void on_timeout(evutil_socket_t fd, short what, void *userdata) {
+	static const struct linger at_once = { .l_onoff = 1 };
 	HttpConnection *connection = userdata;
+	int unread;
 
 	(void)fd;
 	(void)what;
 	if (connection->state != HTTP_IDLE && connection->state != HTTP_DRAIN)
 		connection->http->counters.timed_out++;
+	/* what a peer does not read would else stay in the kernel for minutes */
+	if (!ioctl(bufferevent_getfd(connection->bev), SIOCOUTQ, &unread) && unread)
+		(void)setsockopt(bufferevent_getfd(connection->bev), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
 	http_connection_free(connection);
 }
 

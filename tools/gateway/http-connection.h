@@ -30,6 +30,7 @@ struct HttpConnection {
 	uint64_t left;	 /* of a body with a length */
 	uint64_t max;	 /* of this body */
 	uint64_t output; /* taken from the budget for the reply */
+	bool served;	 /* it has had a request */
 	bool last;	 /* no request after this one */
 	bool unread;	 /* of a body; it is thrown away */
 	struct timespec idle_since;
@@ -50,7 +51,7 @@ struct Http {
 	uint32_t n_connections;
 	uint32_t n_listeners;
 	struct evconnlistener *listeners[LISTEN_MAX];
-	struct event *retry; /* listens again after accept failed */
+	struct event *retry; /* looks whether there is room for those that wait */
 	HttpCounters counters;
 	void (*stopped)(void *userdata);
 	void *stopped_userdata;

@@ -45,7 +45,7 @@ static int parse_request_line(char *line, HttpHead *head, const char **ret_why) 
 		return refuse(400, "the request line is malformed", ret_why);
 	head->http_1_0 = strcmp(version, "HTTP/1.0") == 0;
 	if (!head->http_1_0 && strcmp(version, "HTTP/1.1") != 0)
-		return refuse(505, "only HTTP/1.1 and HTTP/1.0 are spoken here", ret_why);
+		return refuse(505, "only the versions 1.1 and 1.0 of HTTP are spoken here", ret_why);
 	query = strpbrk(head->target, "?#");
 	head->query = "";
 	if (query) {

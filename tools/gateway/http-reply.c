@@ -113,6 +113,10 @@ void http_reply_buffer(HttpRequest *request, int status, const char *content_typ
 		http_request_free(request);
 		return;
 	}
+	/* the request is over: what it held makes room for its reply */
+	evbuffer_drain(request->body, evbuffer_get_length(request->body));
+	budget_give(request->http->budget, request->reserved);
+	request->reserved = 0;
 	if (!budget_take(request->http->budget, size)) {
 		evbuffer_drain(body, size);
 		(void)evbuffer_add_printf(body, "{\"error\":\"a reply of %llu bytes is more than is held now\"}",

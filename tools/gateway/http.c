@@ -1,11 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "http-connection.h"
+
+/* at the cap: how often room is looked for, for how many, and how long a connection is spared */
+#define HTTP_RETRY_MS 20
+#define HTTP_ROOM 16
+#define HTTP_SPARE_MS 1000
+#define HTTP_SPARE_NEW_MS 100
 
 /* the parts of the door, in the order in which they are asked */
 static HttpRoute *const routes[] = {
@@ -59,20 +66,63 @@ static void listen_switch(Http *http, bool on) {
 	}
 }
 
-static bool is_earlier(const struct timespec *a, const struct timespec *b) {
-	return a->tv_sec < b->tv_sec || (a->tv_sec == b->tv_sec && a->tv_nsec < b->tv_nsec);
+/* whether somebody has connected who has not been accepted */
+static bool is_waited_for(const Http *http) {
+	struct pollfd fds[LISTEN_MAX];
+
+	for (uint32_t i = 0; i < http->n_listeners; i++)
+		fds[i] = (struct pollfd){ evconnlistener_get_fd(http->listeners[i]), POLLIN, 0 };
+	return poll(fds, http->n_listeners, 0) > 0;
 }
 
-/* the connection that has been idle for longest */
-static HttpConnection *find_idle(Http *http) {
-	HttpConnection *connection, *found = NULL;
+/* milliseconds for which @connection has been without a request */
+static int64_t idle_ms(const HttpConnection *connection, const struct timespec *now) {
+	return (now->tv_sec - connection->idle_since.tv_sec) * 1000 +
+	       (now->tv_nsec - connection->idle_since.tv_nsec) / 1000000;
+}
 
-	TAILQ_FOREACH(connection, &http->connections, link) {
-		if (connection->state == HTTP_IDLE &&
-		    (!found || is_earlier(&connection->idle_since, &found->idle_since)))
-			found = connection;
+/*
+ * Ends some of the connections that have been idle for so long that their clients do not seem to need them; one that never
+ * asked for anything is spared for less long.
+ */
+static void make_room(Http *http) {
+	HttpConnection *connection, *next;
+	uint32_t made = 0;
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	for (connection = TAILQ_FIRST(&http->connections); connection && made < HTTP_ROOM; connection = next) {
+		next = TAILQ_NEXT(connection, link);
+		if (connection->state != HTTP_IDLE ||
+		    idle_ms(connection, &now) < (connection->served ? HTTP_SPARE_MS : HTTP_SPARE_NEW_MS))
+			continue;
+		http->counters.cap_hits++;
+		made++;
+		http_connection_free(connection);
 	}
-	return found;
+}
+
+/* accepts no more until there is room */
+static void listen_later(Http *http) {
+	const struct timeval soon = { .tv_usec = HTTP_RETRY_MS * 1000 };
+
+	listen_switch(http, false);
+	(void)event_add(http->retry, &soon);
+}
+
+static void on_retry(evutil_socket_t fd, short what, void *userdata) {
+	Http *http = userdata;
+
+	(void)fd;
+	(void)what;
+	if (http->stopping)
+		return;
+	if (http->n_connections >= http->options->max_connections && is_waited_for(http))
+		make_room(http);
+	if (http->n_connections < http->options->max_connections)
+		listen_switch(http, true);
+	else
+		listen_later(http);
 }
 
 static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struct sockaddr *address, int size,
@@ -82,39 +132,15 @@ static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struc
 	(void)listener;
 	(void)address;
 	(void)size;
-	if (http->n_connections == http->options->max_connections) {
-		HttpConnection *idle = find_idle(http);
-
-		http->counters.cap_hits++;
-		if (!idle) {
-			(void)close(fd);
-			return;
-		}
-		http_connection_free(idle);
-	}
-	(void)http_connection_new(http, fd);
-	/* the others wait in the backlog until one goes */
-	if (http->n_connections == http->options->max_connections && !find_idle(http))
-		listen_switch(http, false);
-}
-
-static void on_retry(evutil_socket_t fd, short what, void *userdata) {
-	Http *http = userdata;
-
-	(void)fd;
-	(void)what;
-	if (!http->stopping)
-		listen_switch(http, true);
+	/* who finds no room waits in the backlog */
+	if (!http_connection_new(http, fd) && http->n_connections >= http->options->max_connections)
+		listen_later(http);
 }
 
 static void on_accept_error(struct evconnlistener *listener, void *userdata) {
-	const struct timeval soon = { .tv_usec = 100000 };
-	Http *http = userdata;
-
 	(void)listener;
 	/* without this, a lack of fds would keep the loop busy */
-	listen_switch(http, false);
-	(void)event_add(http->retry, &soon);
+	listen_later(userdata);
 }
 
 void http_connection_gone(Http *http) {
