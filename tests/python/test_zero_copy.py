@@ -3,8 +3,9 @@
 
 FRAME = (1, 3, 2160, 3840)
 
+# the memory is what the statement in its first argument makes of the broker; prints what views of it have cost
 CONSUMER = """
-import ctypes, os, resource, sys
+import resource, sys
 import numpy
 import shmbroker
 
@@ -20,12 +21,12 @@ broker = shmbroker.connect(populate=False)
 broker.create("warm", nbytes=1).close()
 anonymous(), faults()
 before, pages = faults(), anonymous()
-lease = broker.get_memory_info("frame")
-frame = lease.numpy(shape, "float32")
+memory = eval(sys.argv[1])
+frame = memory.numpy(shape, "float32")
 view = faults() - before, anonymous() - pages
-assert frame.ctypes.data == lease.address and not frame.flags.owndata
-checked = numpy.from_dlpack(lease.view(shape, "float32"))
-assert checked.ctypes.data == lease.address
+assert frame.ctypes.data == memory.address and not frame.flags.owndata
+checked = numpy.from_dlpack(memory.view(shape, "float32"))
+assert checked.ctypes.data == memory.address
 assert float(frame[0, 1, 1080, 1920]) == 42.0 and float(frame[0, 2, 2159, 3839]) == 7.0
 sample = faults() - before
 copied_from = anonymous()
@@ -35,17 +36,30 @@ print(*view, sample, copied, frame.nbytes)
 """
 
 
-def test_a_frame_of_another_process(broker, run):
-    with broker.create("frame", FRAME, "float32") as region:
-        frame = region.numpy()
-        frame[...] = 1
-        frame[0, 1, 1080, 1920], frame[0, 2, 2159, 3839] = 42, 7
-        faults, anonymous, sample, copied, nbytes = map(int, run(CONSUMER).split())
+def draw(frame):
+    frame[...] = 1
+    frame[0, 1, 1080, 1920], frame[0, 2, 2159, 3839] = 42, 7
+
+
+def check(printed):
+    faults, anonymous, sample, copied, nbytes = map(int, printed.split())
     assert nbytes == 99532800
     # a copy shows: it needs memory of its own
     assert copied > 0.95 * nbytes
     # a view needs a few pages for objects of Python, of the 24,300 of the frame
     assert faults < 200 and sample < 400 and anonymous < 1 << 20, (faults, sample, anonymous)
+
+
+def test_a_frame_of_another_process(broker, run):
+    with broker.create("frame", FRAME, "float32") as region:
+        draw(region.numpy())
+        check(run(CONSUMER, "broker.get_memory_info('frame')"))
+
+
+def test_a_frame_that_is_handed_over(broker, run):
+    with broker.create_pool("frames", 2, 99532800) as pool, pool.acquire() as block:
+        draw(block.numpy(FRAME, "float32"))
+        check(run(CONSUMER, "broker.open_pool('frames').take(%d, %d)" % block.give()))
 
 
 def test_the_second_array_is_at_the_same_address(broker):
