@@ -93,7 +93,7 @@ def test_config(door):
 def test_routes(gateway):
     assert gateway.get("/v2/models/simple/ready").body == b""
     assert gateway.get("/v2/models/simple/versions/1/config").json["backend"] == "shmbroker"
-    for path, status in (("/v2/models", 404), ("/v2/models/simple/versions/x", 404), 
+    for path, status in (("/v2/models", 404), ("/v2/models/simple/versions/x", 404),
                          ("/v2/models/simple/versions/1/infer/more", 404), ("/v2/models/simple/infer", 405)):
         assert gateway.get(path).status == status, path
     for path in ("/v2/models/simple", "/v2/models/simple/ready", "/v2/models/simple/config"):

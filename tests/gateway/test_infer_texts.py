@@ -247,6 +247,20 @@ def test_http_codings(gateway):
     assert (reply.status, reply.error) == (400, "nothing to be decompressed")
 
 
+def test_http_json_that_would_become_large(gateway):
+    """What takes hundreds of times its length once it is parsed is refused, and what is as long and plain is not."""
+    count = 2**20 // 3 - 100
+    body = b'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,1],"data":[' + b",".join([b"{}"] * count) + b"]}]}"
+    reply = infer_json(gateway, "identity_int32", body)
+    assert (reply.status, reply.error) == (429, "the JSON has more values than are held for a request")
+    count = 2**19 - 100
+    body = (b'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,%d],"data":[' % count + b",".join([b"1"] * count) + b"]}]}")
+    assert len(infer_json(gateway, "identity_int32", body).json["outputs"][0]["data"]) == count
+    text = json.dumps('"[{,:\\' * 1000)
+    body = b'{"inputs":[{"name":"INPUT0","datatype":"BYTES","shape":[1,1],"data":[' + text.encode() + b"]}]}"
+    assert infer_json(gateway, "identity_bytes", body).json["outputs"][0]["data"] == [json.loads(text)]
+
+
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 def test_http_halves_are_binary(gateway, datatype):
     body = {"inputs": [{"name": "INPUT0", "datatype": datatype, "shape": [1, 1], "data": [1]}]}

@@ -249,6 +249,47 @@ bool json_check(char *data, size_t size, const char **ret_why, size_t *ret_offse
 	return good;
 }
 
+/* measured with json-c 0.16 */
+size_t json_cost(const char *data, size_t size) {
+	enum {
+		VALUE = 80,
+		ARRAY = 80,
+		OBJECT = 720,
+		MEMBER = 160
+	};
+	size_t cost = VALUE, i;
+	bool is_string = false;
+
+	for (i = 0; i < size; i++) {
+		if (is_string) {
+			cost++;
+			if (data[i] == '\\')
+				i++;
+			else
+				is_string = data[i] != '"';
+			continue;
+		}
+		switch (data[i]) {
+		case '"':
+			is_string = true;
+			break;
+		case ',':
+			cost += VALUE;
+			break;
+		case ':':
+			cost += MEMBER;
+			break;
+		case '[':
+			cost += VALUE + ARRAY;
+			break;
+		case '{':
+			cost += VALUE + OBJECT;
+			break;
+		}
+	}
+	return cost;
+}
+
 AnswerCode json_parse(char *data, size_t size, struct json_object **ret, Answer *answer) {
 	struct json_tokener *tokener;
 	enum json_tokener_error error;
@@ -258,6 +299,9 @@ AnswerCode json_parse(char *data, size_t size, struct json_object **ret, Answer 
 	if (!json_check(data, size, &why, &offset))
 		return answer_set(answer, ANSWER_INTERNAL, "failed to parse the request JSON buffer: %s at %zu", why,
 				  offset);
+	if (json_cost(data, size) > JSON_COST_MAX)
+		return answer_set(answer, ANSWER_RESOURCE_EXHAUSTED,
+				  "the JSON has more values than are held for a request");
 	tokener = json_tokener_new_ex(JSON_DEPTH_MAX + 1);
 	if (!tokener)
 		return answer_set(answer, ANSWER_INTERNAL, "out of memory");

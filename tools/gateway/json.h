@@ -14,16 +14,20 @@
 #include "answer.h"
 
 #define JSON_DEPTH_MAX 200
+/* bytes that a document may take once it is parsed, which can be hundreds of times its length */
+#define JSON_COST_MAX ((size_t)44 * 1024 * 1024)
 
 /*
  * Checks the @size bytes at @data. Returns true, or false with a sentence in @ret_why and the place in @ret_offset.
  * Integers above 2^64 - 1 are changed in place into the same number as a fraction, which json-c would else cut down.
  */
 bool json_check(char *data, size_t size, const char **ret_why, size_t *ret_offset);
+/* About as many bytes as the document, which json_check() has found good, takes once it is parsed. */
+size_t json_cost(const char *data, size_t size);
 
 /*
  * Parses them; changes them as json_check() does. ANSWER_OK with @ret, to be put (NULL for null); ANSWER_INTERNAL with
- * Triton's sentence.
+ * Triton's sentence, or ANSWER_RESOURCE_EXHAUSTED.
  */
 AnswerCode json_parse(char *data, size_t size, struct json_object **ret, Answer *answer);
 
