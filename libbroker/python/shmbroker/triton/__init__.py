@@ -15,7 +15,8 @@ What a region is made of is the process's choice, by configure() or $SHMBROKER_T
 
 "memfd", the default: sealed memory without a name in the file system. Nobody can truncate it, any broker accepts it, it
 needs no room in /dev/shm, and nothing is left of it when its maker is killed. Whoever asks the broker finds it: this module,
-libshmbroker, and what opens keys through the broker. A server that opens /dev/shm/KEY by itself does not.
+libshmbroker, and shmbroker-gateway, where register_system_shared_memory() of a client takes its key. A server that opens
+/dev/shm/KEY by itself does not.
 
 "posix": an object /dev/shm/KEY of mode 0600, as the original makes it, for servers that open keys by themselves. It can be
 truncated, so that the broker must be told to accept it (unsealed = accept, or unsealed_users, in its configuration). It is
