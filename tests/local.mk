@@ -173,6 +173,7 @@ unit_tests = \
 	tests/unit/test-registry \
 	tests/unit/test-spin \
 	tests/unit/test-supervise \
+	tests/unit/test-uuid \
 	tests/fuzz/fuzz-codec
 if WITH_GATEWAY
 unit_tests += $(gateway_unit_tests)
