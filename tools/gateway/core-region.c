@@ -18,6 +18,8 @@
 #define NATIVE_PREFIX "shmbroker:"
 /* the name of the region that is the memory of a key, before the key: the Python module's drop-in makes such */
 #define KEY_PREFIX "shm:"
+/* the key of GPU memory that came through this door, where clients give none */
+#define CUDA_KEY "cuda"
 #define STATE_BIT(_state) (1U << (_state))
 /* those whose name finds them: a lazily retired one until it is idle */
 #define STATES_LISTED (STATE_BIT(SHMB_STATE_ACTIVE) | STATE_BIT(SHMB_STATE_LAZY))
@@ -39,6 +41,7 @@ typedef struct Entry {
 	uint64_t generation;
 	uint64_t offset;
 	uint64_t size;
+	uint8_t device[16];
 	struct Entry *next;
 } Entry;
 
@@ -55,12 +58,13 @@ static void entry_init(Entry *entry, const struct shmb_status *status) {
 	*entry = (Entry){};
 	(void)snprintf(entry->name, sizeof(entry->name), "%s", status->name);
 	(void)snprintf(entry->key, sizeof(entry->key), "%s", status->key);
-	entry->kind = status->kind == SHMB_MEMORY_CUDA ? CORE_CUDA : CORE_SYSTEM;
+	entry->kind = status->kind == SHMB_MEMORY_CPU ? CORE_SYSTEM : CORE_CUDA;
 	entry->door = status->key[0] && (status->flags & SHMB_REGION_KEPT);
 	entry->uid = status->uid;
 	entry->generation = status->generation;
 	entry->offset = status->offset;
 	entry->size = status->size;
+	memcpy(entry->device, status->device_uuid, sizeof(entry->device));
 }
 
 /* memory that waits for its registration, as an object in /dev/shm does */
@@ -387,14 +391,59 @@ static AnswerCode system_register(Core *core, const Caller *caller, Bytes name, 
 	return code;
 }
 
+static AnswerCode cuda_refused(Core *core, int result, const char *name, Answer *answer) {
+	switch (result) {
+	case SHMB_E_UNSUPPORTED:
+	case SHMB_E_NO_DEVICE:
+		return answer_set(answer, ANSWER_INVALID_ARG,
+				  "failed to register CUDA shared memory region: '%s', GPUs not supported", name);
+	case SHMB_E_INVALID:
+	case SHMB_E_BAD_FD:
+	case -EIO:
+		/* why is in the log, as with Triton */
+		log_write("region %s: %s", name, shmb_last_error());
+		return answer_set(answer, ANSWER_INVALID_ARG, "failed to register shared memory region: invalid args");
+	default:
+		return core_broker_refused(core, result, BYTES(name), answer);
+	}
+}
+
+static AnswerCode cuda_adopt(Core *core, const Caller *caller, const char *name, Bytes raw_handle, int64_t device_id,
+			     uint64_t size, Answer *answer) {
+	struct shmb_region_options options = {
+		.struct_size = sizeof(options),
+		.flags = SHMB_REGION_OPT_KEEP,
+		.key = CUDA_KEY,
+	};
+	struct shmb_cuda_handle handle = { .struct_size = sizeof(handle), .size = size };
+	LinkSession *session = link_get(core->link);
+	struct shmb_region *region;
+	uint64_t began;
+	int r;
+
+	if (!core->devices->n)
+		return cuda_refused(core, SHMB_E_NO_DEVICE, name, answer);
+	if (device_id < 0 || device_id >= core->devices->n || !size)
+		return answer_set(answer, ANSWER_INVALID_ARG, "failed to register shared memory region: invalid args");
+	if (!session)
+		return core_unavailable(core, answer);
+	memcpy(handle.device_uuid, core->devices->uuids[device_id], sizeof(handle.device_uuid));
+	memcpy(handle.handle, raw_handle.data, sizeof(handle.handle));
+	options.principal = principal_of(session, caller);
+	began = core_metrics_now();
+	r = shmb_cuda_adopt(session->client, name, &handle, &options, &region);
+	core_metrics_broker(core->metrics, began);
+	if (r)
+		return cuda_refused(core, r, name, answer);
+	shmb_region_free(region);
+	return ANSWER_OK;
+}
+
 static AnswerCode cuda_register(Core *core, const Caller *caller, Bytes name, Bytes raw_handle, int64_t device_id,
 				uint64_t byte_size, Answer *answer) {
 	char text[CORE_NAME_MAX + 1];
 	AnswerCode code = core_check_allowed(core, answer);
 
-	(void)caller;
-	(void)device_id;
-	(void)byte_size;
 	if (code)
 		return code;
 	if (raw_handle.size != CORE_CUDA_HANDLE_SIZE)
@@ -405,10 +454,9 @@ static AnswerCode cuda_register(Core *core, const Caller *caller, Bytes name, By
 	code = take_name(name, text, answer);
 	if (!code)
 		code = check_free(core, text, answer);
-	if (code)
-		return code;
-	return answer_set(answer, ANSWER_INVALID_ARG,
-			  "failed to register CUDA shared memory region: '%s', GPUs not supported", text);
+	if (!code)
+		code = cuda_adopt(core, caller, text, raw_handle, device_id, byte_size, answer);
+	return code;
 }
 
 /* ---- status ---- */
@@ -417,10 +465,12 @@ static int compare_regions(const void *a, const void *b) {
 	return strcmp(((const CoreRegion *)a)->name, ((const CoreRegion *)b)->name);
 }
 
-static bool region_init(CoreRegion *region, const Entry *entry) {
+static bool region_init(const Core *core, CoreRegion *region, const Entry *entry) {
 	*region = (CoreRegion){ .name = strdup(entry->name), .byte_size = entry->size };
-	if (entry->kind == CORE_CUDA)
+	if (entry->kind == CORE_CUDA) {
+		region->device_id = devices_find(core->devices, entry->device);
 		return region->name != NULL;
+	}
 	if (entry->door) {
 		region->offset = entry->offset;
 		region->key = strdup(entry->key);
@@ -439,7 +489,8 @@ void core_region_list_deinit(CoreRegionList *list) {
 	*list = (CoreRegionList){};
 }
 
-static AnswerCode list_make(const Entry *entries, CoreKind kind, CoreRegionList *ret, Answer *answer) {
+static AnswerCode list_make(const Core *core, const Entry *entries, CoreKind kind, CoreRegionList *ret,
+			    Answer *answer) {
 	CoreRegionList list = {};
 	size_t n = 0;
 
@@ -447,7 +498,7 @@ static AnswerCode list_make(const Entry *entries, CoreKind kind, CoreRegionList 
 		n += entry->kind == kind;
 	list.regions = calloc(n ? n : 1, sizeof(*list.regions));
 	for (const Entry *entry = entries; entry && list.regions; entry = entry->next) {
-		if (entry->kind == kind && !region_init(&list.regions[list.n++], entry)) {
+		if (entry->kind == kind && !region_init(core, &list.regions[list.n++], entry)) {
 			core_region_list_deinit(&list);
 			break;
 		}
@@ -486,7 +537,7 @@ static AnswerCode region_status(Core *core, const Caller *caller, CoreKind kind,
 				  "The region named '%s' is registered as system shared memory, not CUDA shared memory",
 				  text);
 	else
-		code = list_make(entries, kind, ret, answer);
+		code = list_make(core, entries, kind, ret, answer);
 	entries_free(entries);
 	return code;
 }

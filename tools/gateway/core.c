@@ -34,8 +34,11 @@ void core_metadata(Core *core, CoreMetadata *ret) {
 		ret->extensions[n++] = "classification";
 		ret->extensions[n++] = "statistics";
 	}
-	if (core->allow_client_shm && core_ready(core))
+	if (core->allow_client_shm && core_ready(core)) {
 		ret->extensions[n++] = "system_shared_memory";
+		if (core->devices->n)
+			ret->extensions[n++] = "cuda_shared_memory";
+	}
 	ret->extensions[n] = NULL;
 }
 

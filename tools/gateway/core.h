@@ -21,6 +21,7 @@
 
 #include "access.h"
 #include "answer.h"
+#include "devices.h"
 #include "core-metrics.h"
 #include "key.h"
 #include "link.h"
@@ -46,6 +47,7 @@ typedef struct Core {
 	Link *link;		 /* borrowed */
 	KeyOpener *opener;	 /* borrowed */
 	CoreMetrics *metrics;	 /* borrowed; NULL counts nothing */
+	const Devices *devices;	 /* borrowed */
 	const char *server_name; /* borrowed */
 	bool allow_client_shm;
 	struct Models *models; /* borrowed; NULL: there are none */

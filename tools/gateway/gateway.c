@@ -99,6 +99,9 @@ int gateway_init(Gateway *gateway, const Options *options) {
 	r = key_opener_new(&gateway->opener, options->key_owners, options->key_prefix);
 	if (r)
 		return r;
+	r = devices_parse(&gateway->devices, options->cuda_devices);
+	if (r)
+		return r;
 	r = access_new(&gateway->access, options->token_file, options->allow_host);
 	if (r)
 		return r;
@@ -121,6 +124,7 @@ int gateway_init(Gateway *gateway, const Options *options) {
 		.opener = gateway->opener,
 		.metrics = &gateway->counted,
 		.server_name = options->id,
+		.devices = &gateway->devices,
 		.allow_client_shm = options->allow_client_shm,
 		.models = gateway->models,
 	};

@@ -12,6 +12,7 @@
 #include "access.h"
 #include "budget.h"
 #include "core.h"
+#include "devices.h"
 #include "grpc.h"
 #include "http.h"
 #include "key.h"
@@ -27,6 +28,7 @@
 struct Gateway {
 	const Options *options; /* borrowed */
 	KeyOpener *opener;
+	Devices devices;
 	Access *access;
 	ListenSet listening;
 	struct event_base *base;

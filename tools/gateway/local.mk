@@ -15,6 +15,8 @@ gateway_sources = \
 	tools/gateway/core-region.c \
 	tools/gateway/core.c \
 	tools/gateway/core.h \
+	tools/gateway/devices.c \
+	tools/gateway/devices.h \
 	tools/gateway/gateway.c \
 	tools/gateway/gateway.h \
 	tools/gateway/dashboard.c \
