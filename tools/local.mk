@@ -68,6 +68,12 @@ bench_sources = \
 shmbroker_bench_SOURCES = $(bench_sources)
 shmbroker_bench_CPPFLAGS = $(AM_CPPFLAGS) $(SMARTCOLS_CFLAGS) $(JSONC_CFLAGS)
 shmbroker_bench_LDADD = libshmbroker.la libwire.la $(SMARTCOLS_LIBS) $(JSONC_LIBS) -lm
+if WITH_CUDA
+shmbroker_bench_SOURCES += tools/bench/cuda.c
+shmbroker_bench_LDADD += libcudadriver.la libwire.la
+else
+shmbroker_bench_SOURCES += tools/bench/cuda-fallback.c
+endif
 if WITH_BENCH
 dist_man_MANS += \
 	tools/bench/shmbroker-bench.1

@@ -18,14 +18,16 @@ import xml.etree.ElementTree
 import pytest
 
 from broker import BUILD, until
+from fakecuda import Fake
 from protocol_client import DEADLINE
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench" / "shmbroker-bench.1"
 # not libtool's script: signals are for the program itself
 PROGRAM = next((path for path in (BUILD / ".libs/shmbroker-bench", BUILD / "shmbroker-bench") if path.exists()), None)
-COMMANDS = ("lease", "rtt", "register", "scale", "death", "restart", "frame", "gateway")
+COMMANDS = ("lease", "rtt", "register", "scale", "death", "restart", "frame", "gateway", "cuda")
 # those that have rows in this build
-MEASURED = [command for command in COMMANDS if command != "gateway" or (BUILD / "shmbroker-gateway").exists()]
+PARTS = {"gateway": "shmbroker-gateway", "cuda": "shmbroker-cuda-helper"}
+MEASURED = [command for command in COMMANDS if command not in PARTS or (BUILD / PARTS[command]).exists()]
 KEYS = {"name", "n", "placement", "threads", "unit", "median", "p99", "min", "runs", "ratio", "detail"}
 UNITS = {"ns", "us", "ms", "bytes", "fds", ""}
 TABLE = PAGE.parent / "readme-table"
@@ -49,14 +51,16 @@ def run(*arguments, code=0, **more):
 @pytest.fixture(scope="module")
 def measured():
     """The rows of a subcommand, which is run once."""
-    known = {}
+    known, fake = {}, Fake(CTX_BYTES=1 << 20)
+    gpu = fake.environment(LD_LIBRARY_PATH=f"{BUILD / '.libs'}:{fake.path / 'lib'}")
 
     def rows(command):
         if command not in known:
-            known[command] = json.loads(run("--quick", "--json", command).stdout)
+            known[command] = json.loads(run("--quick", "--json", command, **gpu).stdout)
         return known[command]
 
-    return rows
+    yield rows
+    fake.close()
 
 
 @pytest.fixture
@@ -127,7 +131,9 @@ def test_rows_of_leases(measured):
 
 @pytest.mark.parametrize("command, baselines", [("rtt", "echo-"), ("register", "bare-"), ("death", "bare-"),
                                                 ("frame", "unix-stream"),
-                                                *[("gateway", "native-")] * ("gateway" in MEASURED)])
+                                                *[("gateway", "native-")] * ("gateway" in MEASURED),
+                                                *[("cuda", ("lease-memory", "open-", "publish", "register", "context"))]
+                                                * ("cuda" in MEASURED)])
 def test_only_baselines_have_no_ratio(measured, command, baselines):
     rows = measured(command)
     assert {row["ratio"] is None for row in rows} == {True, False}

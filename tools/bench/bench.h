@@ -56,7 +56,7 @@ struct BenchCommand {
 };
 
 extern const BenchCommand bench_lease, bench_rtt, bench_register, bench_scale, bench_death, bench_restart, bench_frame,
-	bench_gateway;
+	bench_gateway, bench_cuda;
 
 /* says it on stderr and exits with 1: a benchmark that cannot measure has nothing to print */
 _Noreturn void bench_die(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -16,8 +16,8 @@
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
 static const BenchCommand *const commands[] = {
-	&bench_lease, &bench_rtt,     &bench_register, &bench_scale,
-	&bench_death, &bench_restart, &bench_frame,    &bench_gateway,
+	&bench_lease,	&bench_rtt,   &bench_register, &bench_scale, &bench_death,
+	&bench_restart, &bench_frame, &bench_gateway,  &bench_cuda,
 };
 
 void bench_die(const char *format, ...) {
