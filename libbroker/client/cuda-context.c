@@ -12,6 +12,7 @@
 #include "wire/uuid.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
 static CudaDriver the_driver;
 static _Atomic bool is_ready; /* loaded and initialised */
 static uint32_t ready_epoch;  /* client_fork_epoch then */
@@ -31,6 +32,15 @@ static int refuse(int code, const char *format, ...) {
 static int forked(void) {
 	return error_set(SHMB_E_FORKED, "CUDA was initialised before this process was forked, and does not work in it: "
 					"start the process anew (spawn) before it uses a GPU");
+}
+
+/* another thread may have been loading the driver when the process was forked */
+static void fork_in_child(void) {
+	pthread_mutex_init(&lock, NULL);
+}
+
+static void watch_forks(void) {
+	(void)pthread_atfork(NULL, NULL, fork_in_child);
 }
 
 /* the lock is held */
@@ -56,6 +66,7 @@ int cuda_driver_get(const CudaDriver **ret) {
 	int r = 0;
 
 	if (!atomic_load(&is_ready)) {
+		pthread_once(&once, watch_forks);
 		pthread_mutex_lock(&lock);
 		if (!atomic_load(&is_ready))
 			r = driver_load();

@@ -611,6 +611,25 @@ def test_what_is_held_is_held_after_a_restart_too(gpus):
     until(lambda: fake.log("cuIpcCloseMemHandle", comm=HELPER), fake.log)
 
 
+@pytest.mark.parametrize("kind,function", [("ipc", "cuIpcOpenMemHandle_v2"), ("vmm", "cuMemImportFromShareableHandle")])
+def test_the_broker_is_killed_while_memory_is_tried(gpus, kind, function):
+    """The next one tries it anew, and it is registered once."""
+    fake = gpus(mode="validate", broker={"kind": LastingBroker})
+    owner, consumer, admin = fake.client(), fake.client(uid=CONSUMER), fake.broker.peer(ADMIN)
+    pointer = owner.alloc(MIB2) if kind == "ipc" else int(owner.do("vmm", MIB2, 1))
+    fake.inject(f"{function} hang comm={HELPER}")
+    owner.begin("export", "x", pointer, MIB2, 0)
+    until(lambda: fake.log("cuInit", comm=HELPER), "a helper")
+    assert not admin.status()
+    fake.inject()
+    fake.broker.kill()
+    owner.finish()
+    admin.resume()
+    assert len(admin.status()) == 1 and admin.stats()["held_gpu_bytes"] == MIB2
+    consumer.release(consumer.get("x"))
+    balanced(fake, consumer, owner)
+
+
 @pytest.mark.parametrize("mode", ["auto", "validate", "hold"])
 def test_with_a_helper(gpus, mode):
     """What is registered has been tried, and what is none is refused before any consumer sees it."""
