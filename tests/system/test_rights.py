@@ -109,14 +109,14 @@ def test_whoever_names_a_principal_has_its_rights_and_no_other(start):
 
 @needs_users
 def test_a_delegate_replaces_only_what_is_its_principals(start):
-    _, delegate, owner, keeper, admin = delegating(start)
+    broker, delegate, owner, keeper, admin = delegating(start)
     names = ("own", "owner's", "keeper's", "kept", "given")
     delegate.give("own")
     owner.give("owner's")
     keeper.give("keeper's")
     keeper.give("kept", flags=KEEP)
     delegate.give("given", principal=KEEPER)
-    generations = {entry["name"].decode(): entry["generation"] for entry in admin.status()}
+    generations = {name: broker.region(admin, name)["generation"] for name in names}
     taken = set()
     for name in names:
         try:
@@ -126,8 +126,7 @@ def test_a_delegate_replaces_only_what_is_its_principals(start):
             assert refusal.name == "EXISTS"
     # a kept one of the principal, and what the session itself registered for it
     assert taken == {"kept", "given"}
-    after = {entry["name"].decode(): entry["generation"] for entry in admin.status()}
-    assert {name for name in names if after[name] != generations[name]} == taken
+    assert {name for name in names if broker.region(admin, name)["generation"] != generations[name]} == taken
     for name in taken:
         keeper.unregister(name, wait=True)
 
