@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import os
+import queue
 
 import gevent
 import numpy
@@ -13,7 +14,7 @@ import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from tritonclient.utils import shared_memory as shm
 
-from conftest import until
+from conftest import DEADLINE, until
 from inference import A, B, LONG_MS, Door, Memory, leases, native, strings, wait_for_leases
 from protocol_client import READ
 
@@ -328,6 +329,30 @@ def test_aio(gateway):
 
     asyncio.run(run(tritonclient.http.aio, gateway.http))
     asyncio.run(run(tritonclient.grpc.aio, gateway.grpc))
+
+
+def test_stream(gateway):
+    """Requests of one stream, on memory; what is refused does not end it."""
+    door = Door("grpc", gateway)
+    with memory(door, "stream", 256, [A, B]) as one:
+        got = queue.Queue()
+        inputs, _ = simple_in(door, one.name, one.name)
+        outputs = [door.shared_output("OUTPUT0", one.name, 64, 128), door.shared_output("OUTPUT1", one.name, 64, 192)]
+        door.client.start_stream(lambda result, error: got.put((result, error)))
+        door.client.async_stream_infer("simple", inputs[:1], outputs=outputs, request_id="bad")
+        for i in range(4):
+            door.client.async_stream_infer("simple", inputs, outputs=outputs, request_id=str(i))
+        _, error = got.get(timeout=DEADLINE)
+        assert str(error) == ("[request id: bad] expected 2 inputs but got 1 inputs for model 'simple'. Got input(s) ['INPUT0'], but "
+                              "missing required input(s) ['INPUT1']. Please provide all required input(s).")
+        answers = [got.get(timeout=DEADLINE)[0].get_response() for _ in range(4)]
+        assert [answer.id for answer in answers] == list("0123")
+        assert list(answers[0].raw_output_contents) == [b"", b""]
+        read_simple(one, 128)
+        door.client.stop_stream()
+        door.client.unregister_system_shared_memory()
+        assert door.status() == set()
+    door.close()
 
 
 def test_nothing_is_left(door, gateway):
