@@ -352,6 +352,8 @@ static void gpu_pump(Gpu *gpu) {
 			gpu->process = old;
 			return;
 		}
+		/* a start costs others time, and a pid is only what the owner says */
+		gpu_note_failure(gpu, check->uid, "had the owner's pid");
 		list_append(&gpu->others, &old->link);
 		if (!old->n_holds)
 			cuda_process_hang_up(old, gpu->cuda->config->cuda_operation_timeout_ns);

@@ -305,17 +305,19 @@ class Helper:
         return status
 
 
+def parent_of(pid):
+    """The parent of a process that runs, or None; one that nobody has waited for does not run any more."""
+    try:
+        state, parent = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state in "ZX" else int(parent)
+
+
 def helpers_of(broker):
     """The pids of the helpers that a broker has."""
-    found = []
-    for entry in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            parent = entry.joinpath("stat").read_text().rpartition(")")[2].split()
-            if int(parent[1]) == broker.pid and parent[0] != "Z":
-                found.append(int(entry.name))
-        except (FileNotFoundError, ProcessLookupError):
-            pass
-    return found
+    pids = [int(entry.name) for entry in pathlib.Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if parent_of(pid) == broker.pid]
 
 
 def the_helper(broker):
@@ -338,8 +340,8 @@ def end_helpers(broker):
 def because(name, text=""):
     """Expects a refusal for that cause, with all that the list has for it, and @text in what is filled in."""
     code, cause, remedy = causes()[name]
-    cause, remedy = (re.sub(r"%(ll)?[usd]", ".*", re.escape(part).replace("\\%", "%")) for part in (cause, remedy))
-    return pytest.raises(Refused, match=f"(?s)^{code}: (?=.*{text}){cause}( \\(.*\\))?: {remedy}$")
+    cause = re.sub(r"%s", ".*", re.sub(r"%(ll)?u", "[0-9]+", re.escape(cause).replace("\\%", "%")))
+    return pytest.raises(Refused, match=f"(?s)^{code}: (?=.*{text}){cause}( \\(.*\\))?: {re.escape(remedy)}$")
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import signal
 import pytest
 from broker import ADMIN, BUILD, CONSUMER, KEEPER, OTHER, OWNER, ROOT, until
 from fakecuda import MIB2
-from gpus import because, end_helpers, helpers_of, is_built, make_machine, text_uuid, the_helper
+from gpus import because, end_helpers, helpers_of, is_built, make_machine, parent_of, text_uuid, the_helper
 from protocol_client import NUMBERS, READ, READ_WRITE, REGION, Refused
 
 pytestmark = pytest.mark.skipif(not is_built(), reason="built without GPU memory")
@@ -154,6 +154,11 @@ def test_5_the_helper_changes_its_pid(machine):
     new = the_helper(broker)
     owner.offer_ipc("third", owner_pid=old, owner_pid_namespace=1)
     assert the_helper(broker) == new
+    # nobody has helpers started for ever by what it says its pid is
+    for number in range(3):
+        owner.offer_ipc(f"more{number}", owner_pid=the_helper(broker))
+    with because("BUSY", "had the owner's pid"):
+        owner.offer_ipc("x", owner_pid=the_helper(broker))
     end_helpers(broker)
 
 
@@ -689,7 +694,38 @@ def test_the_helpers_end_with_the_broker(machine):
     for peer in broker.peers:
         peer.kill()
     broker.stop()
-    until(lambda: not pathlib.Path(f"/proc/{pid}").exists(), "it is gone")
+    until(lambda: parent_of(pid) is None, "it is gone")
+
+
+def test_a_helper_that_hangs_ends_with_a_killed_broker(machine):
+    there = machine()
+    there.needs_fake()
+    there.inject(f"cuIpcOpenMemHandle_v2 hang comm={HELPER_COMM}")
+    broker = there.broker(operation_timeout="60min")
+    owner = there.peer(broker, OWNER)
+    owner.start("offer_ipc", "x")
+    pid = the_helper(broker)
+    until(lambda: there.log("cuCtxPushCurrent_v2", pid=pid), "it begins")
+    broker.finished = True
+    broker.process.kill()
+    broker.process.wait()
+    until(lambda: parent_of(pid) is None, "it is gone")
+
+
+@pytest.mark.parametrize("answer", ["refuse", "allow"])
+def test_an_import_is_offered_again(machine, answer):
+    there = machine(U2=answer)
+    broker = there.broker()
+    owner, consumer = there.peer(broker, OWNER), there.peer(broker, CONSUMER)
+    owner.offer_ipc("x", data=b"whose?")
+    _, pointer = consumer.open_found("x")
+    if answer == "refuse":
+        with pytest.raises(Exception, match="cuIpcGetMemHandle"):
+            consumer.gpu("get_handle", pointer)
+    else:
+        consumer.register_cuda("y", MIB2, consumer.gpu("get_handle", pointer), device=consumer.gpu("uuid"))
+        assert there.peer(broker, OTHER).read_found("y", 6) == b"whose?"
+    idle(there, broker)
 
 
 def test_a_reload_changes_the_mode(machine):

@@ -60,6 +60,8 @@ static void test_causes(void **state) {
 	for (uint32_t cause = 1; cause < _CUDA_CAUSE_N; ++cause) {
 		assert_true(cuda_cause_code(cause) > 0);
 		assert_non_null(cuda_cause_name(cause));
+		/* remedies have no parameters */
+		assert_null(strchr(cuda_cause_remedy(cause), '%'));
 		assert_true(strlen(cuda_cause_text(cause)) > 10 && strlen(cuda_cause_remedy(cause)) > 10);
 	}
 	assert_int_equal(cuda_cause_write(why, CUDA_CAUSE_TOO_BIG, NULL, 1ull, 2ull, 3ull), SHMB_E_OUT_OF_BOUNDS);
