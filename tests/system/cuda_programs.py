@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 from broker import OWNER, become
-from fakecuda import Fake
-from gpus import section
+from gpus import REAL, RealMachine, section
+from gpus import Machine as FakeMachine
 from programs import program
 
 MIB2 = 1 << 21
@@ -34,7 +34,8 @@ class Program:
     def __init__(self, broker, fake=None, uid=OWNER, path=None, environment=None, new_pids=False):
         environment = {**os.environ, **(environment or {})}
         if fake:
-            environment |= fake.environment(LD_LIBRARY_PATH=str(fake.path / "lib"))
+            environment |= fake.environment()
+            path = path or fake.library_place()
         if path:
             environment["LD_LIBRARY_PATH"] = str(path)
         command = [program("client-cuda"), broker.socket]
@@ -117,12 +118,22 @@ def gpus(start):
     """Makes machines with fake GPUs: a broker (in mode relay unless said otherwise) and programs beside it."""
     machines, made = [], []
 
-    class Machine(Fake):
-        """A Fake with its broker."""
+    class Machine(RealMachine if REAL else FakeMachine):
+        """A machine with its broker."""
 
-        def __init__(self, mode="relay", kind="", broker=None, **settings):
-            super().__init__(kind=kind, **settings)
+        def __init__(self, mode="relay", broker=None, **settings):
+            super().__init__(**settings)
             self.broker = start(config=section(mode=mode, library=self.library), environment=self.environment(), **(broker or {}))
+
+        def library_place(self):
+            """Where the driver is, if that is not where programs look for it anyway."""
+            place = os.path.dirname(str(self.library))
+            return place or None
+
+        def hold(self, is_held=True):
+            """What is in streams goes on, or does not."""
+            self.needs_fake()
+            super().hold(is_held)
 
         def program(self, **how):
             made.append(Program(self.broker, **{"fake": self, **how}))
