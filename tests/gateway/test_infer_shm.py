@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from tritonclient.utils import shared_memory as shm
 
 from conftest import DEADLINE, until
-from inference import A, B, LONG_MS, Door, Memory, leases, native, strings, wait_for_leases
+from inference import A, B, LONG_MS, Door, Memory, check_simple, leases, native, strings, wait_for_leases
 from protocol_client import READ
 
 # in ms; the first that is long enough for what is done meanwhile, on the machine of the test, decides
@@ -329,6 +329,23 @@ def test_aio(gateway):
 
     asyncio.run(run(tritonclient.http.aio, gateway.http))
     asyncio.run(run(tritonclient.grpc.aio, gateway.grpc))
+
+
+def test_without_a_broker(door, gateway):
+    """Tensors in messages need none; a region that was not used before cannot be had, and can once there is a broker again."""
+    with memory(door, "lost", 128, [A, B]) as one:
+        gateway.broker.kill()
+        check_simple(door.client.infer("simple", door.pair()))
+        with pytest.raises(InferenceServerException) as caught:
+            door.client.infer("simple", simple_in(door, one.name, one.name)[0])
+        assert caught.value.status() == ("503" if door.kind == "http" else "StatusCode.UNAVAILABLE")
+        gateway.broker.start()
+        until(gateway.ready, gateway.log)
+        # that broker had nowhere to keep what it knew
+        if one.name not in door.status():
+            door.client.register_system_shared_memory(one.name, f"/{one.name}", 128)
+        check_simple(door.client.infer("simple", simple_in(door, one.name, one.name)[0]))
+        door.client.unregister_system_shared_memory()
 
 
 def test_stream(gateway):
