@@ -13,8 +13,10 @@ EXTRA_DIST += \
 	tests/system/real-systemd \
 	tests/fuzz/corpus \
 	tests/fuzz/corpus-grpc \
+	tests/fuzz/corpus-http \
 	tests/fuzz/make-corpus \
 	tests/fuzz/make-corpus-grpc \
+	tests/fuzz/make-corpus-http \
 	tests/tally.py
 
 system_files = \
@@ -143,6 +145,7 @@ TESTS += $(docs_tests)
 # the gateway's, which use nothing of the daemon
 gateway_unit_tests = \
 	tests/fuzz/fuzz-grpc \
+	tests/fuzz/fuzz-http \
 	tests/unit/test-grpc-abuse \
 	tests/unit/test-grpc-session \
 	tests/unit/test-grpc-wire
@@ -211,6 +214,9 @@ tests_unit_test_pool_LDADD = libclient.la $(CMOCKA_LIBS)
 grpc_session_libs = $(NGHTTP2_LIBS) $(ZLIB_LIBS) $(CMOCKA_LIBS)
 tests_fuzz_fuzz_grpc_SOURCES = tests/fuzz/fuzz-grpc.c $(grpc_session_sources)
 tests_fuzz_fuzz_grpc_LDADD = $(grpc_session_libs)
+tests_fuzz_fuzz_http_SOURCES = tests/fuzz/fuzz-http.c $(http_door_sources)
+tests_fuzz_fuzz_http_CPPFLAGS = $(AM_CPPFLAGS) $(EVENT_CFLAGS) $(JSONC_CFLAGS)
+tests_fuzz_fuzz_http_LDADD = $(EVENT_LIBS) $(JSONC_LIBS)
 tests_unit_test_grpc_abuse_SOURCES = tests/unit/test-grpc-abuse.c $(grpc_session_sources)
 tests_unit_test_grpc_abuse_LDADD = $(grpc_session_libs)
 tests_unit_test_grpc_session_SOURCES = tests/unit/test-grpc-session.c $(grpc_session_sources)

@@ -118,3 +118,17 @@ tools/gateway/dashboard-page.c: tools/gateway/dashboard.html
 		echo '};'; \
 		echo 'const size_t dashboard_page_size = sizeof(dashboard_page);'; \
 	} >$@.tmp && mv $@.tmp $@
+
+# the HTTP door without a core behind it
+http_door_sources = \
+	tools/gateway/access.c \
+	tools/gateway/answer.c \
+	tools/gateway/http-connection.c \
+	tools/gateway/http-parse.c \
+	tools/gateway/http-reply.c \
+	tools/gateway/http-server.c \
+	tools/gateway/http-shm.c \
+	tools/gateway/http.c \
+	tools/gateway/json.c \
+	tools/gateway/log.c \
+	tools/gateway/text.c
