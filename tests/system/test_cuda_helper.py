@@ -470,13 +470,11 @@ def test_13_a_driver_that_is_too_old(machine):
 
 
 @pytest.mark.parametrize("answer", ["refuse", "allow"])
-def test_13_mps(machine, answer, tmp_path):
-    tmp_path.chmod(0o755)
-    pipes = tmp_path
-    for place in (pipes, *pipes.parents):
-        if place.stat().st_uid == os.geteuid() and str(place).startswith("/tmp/pytest"):
-            place.chmod(0o755)
+def test_13_mps(machine, answer):
     there = machine(MPS="1", U5=answer)
+    pipes = there.path / "mps"
+    pipes.mkdir()
+    pipes.chmod(0o755)
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
     broker = there.broker(environment=environment)
     owner = there.peer(broker, OWNER, environment=environment)
