@@ -93,7 +93,7 @@ struct GrpcCall {
 	uint64_t patience;	   /* when the session gives up on the present state, UINT64_MAX never */
 	GrpcEncoding encoding;
 	uint32_t metadata_size;
-	bool has_path, long_path, has_method_post, has_content_type, has_bad_timeout;
+	bool has_path, has_method_post, has_content_type, has_bad_timeout;
 	bool request_complete;
 	bool is_stream;
 	bool has_headers; /* of the reply, which are sent */
