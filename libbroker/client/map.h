@@ -22,13 +22,13 @@
 struct MappedObject {
 	MappedObject *next;
 	uint64_t id;
-	uint64_t size;	   /* bytes that are mapped */
-	uint32_t writable; /* the access mode: one object for reading, one for writing */
-	uint32_t n_refs;   /* windows */
-	uint8_t *base;	   /* NULL until a pointer is wanted, and of GPU memory */
-	int fd;		   /* kept for guarded copies, else -EBADF */
-	int32_t pinned_on; /* device + 1 for which the driver has locked its pages, 0 for none */
-	CudaMapping *cuda; /* NULL of system memory */
+	uint64_t size;		   /* bytes that are mapped */
+	uint32_t writable;	   /* the access mode: one object for reading, one for writing */
+	uint32_t n_refs;	   /* windows */
+	uint8_t *base;		   /* NULL until a pointer is wanted, and of GPU memory */
+	int fd;			   /* kept for guarded copies, else -EBADF */
+	_Atomic int32_t pinned_on; /* device + 1 for which the driver has locked its pages, 0 for none */
+	CudaMapping *cuda;	   /* NULL of system memory */
 };
 
 /* all that an acquire looks at; many regions are used at random, and each line and page of these is a miss */
