@@ -44,7 +44,6 @@ static int start(void **state) {
 	assert_int_equal(ftruncate(memory, OBJECT_SIZE), 0);
 	fake_register(&fake, 0, 100, (FakeRegion){ .name = "r", .size = 4096, .object = 9, .fd = memory });
 	fake_register(&fake, 1, 101, (FakeRegion){ .name = "s", .size = 4096, .object = 9, .fd = memory });
-	assert_int_equal(shmb_client_set_call_timeout(client, TIMEOUT_MS), 0);
 	return 0;
 }
 
@@ -91,8 +90,15 @@ static int lookup(uint32_t n, struct shmb_message_lease *ret) {
 	return shmb_client_lookup(client, specs, n, ret, results);
 }
 
+/* From here on the fake deals with nothing. Only then is there a time for calls: one that runs may be slow. */
+static void hold(void) {
+	fake.is_stopped = true;
+	assert_int_equal(shmb_client_set_call_timeout(client, TIMEOUT_MS), 0);
+}
+
 /* the fake goes on; every answer has been read, and nothing is outstanding */
 static void go_on(void) {
+	assert_int_equal(shmb_client_set_call_timeout(client, -1), 0);
 	fake.is_stopped = false;
 	until(!client->n_calls);
 	assert_null(client->calls);
@@ -109,7 +115,7 @@ static void the_time_to_wait_is_checked(void **state) {
 
 static void a_call_ends_and_the_client_goes_on(void **state) {
 	(void)state;
-	fake.is_stopped = true;
+	hold();
 	assert_int_equal(ping(), SHMB_E_TIMED_OUT);
 	assert_non_null(strstr(shmb_last_error(), "may have been done"));
 	assert_int_equal(ping(), SHMB_E_TIMED_OUT);
@@ -122,8 +128,8 @@ static void a_call_ends_and_the_client_goes_on(void **state) {
 /* 0 is the answer that is there already, which there is none of */
 static void no_time_at_all(void **state) {
 	(void)state;
+	hold();
 	assert_int_equal(shmb_client_set_call_timeout(client, 0), 0);
-	fake.is_stopped = true;
 	assert_int_equal(ping(), SHMB_E_TIMED_OUT);
 	go_on();
 }
@@ -132,7 +138,7 @@ static void late_leases_are_given_back(void **state) {
 	struct shmb_message_lease leases[WIRE_BATCH_MAX] = { { .lease = 5 } };
 
 	(void)state;
-	fake.is_stopped = true;
+	hold();
 	assert_int_equal(lookup(1, leases), SHMB_E_TIMED_OUT);
 	assert_int_equal(lookup(WIRE_BATCH_MAX, leases), SHMB_E_TIMED_OUT);
 	assert_int_equal(leases[0].lease, 5);
@@ -149,7 +155,7 @@ static void a_late_map_is_dropped(void **state) {
 
 	(void)state;
 	assert_int_equal(shmb_handle_open(client, "r", &handle), 0);
-	fake.is_stopped = true;
+	hold();
 	assert_int_equal(shmb_handle_get_memory_info(client, &handle, 0, SHMB_REST, SHMB_READ, &lease),
 			 SHMB_E_TIMED_OUT);
 	go_on();
@@ -163,7 +169,7 @@ static void a_late_registration_is_the_brokers(void **state) {
 	struct shmb_region *region = NULL;
 
 	(void)state;
-	fake.is_stopped = true;
+	hold();
 	assert_int_equal(shmb_region_adopt(client, "mine", memory, 0, 100, NULL, &region), SHMB_E_TIMED_OUT);
 	assert_null(region);
 	go_on();
@@ -172,7 +178,7 @@ static void a_late_registration_is_the_brokers(void **state) {
 
 static void no_more_are_outstanding_than_a_broker_takes(void **state) {
 	(void)state;
-	fake.is_stopped = true;
+	hold();
 	assert_int_equal(shmb_client_set_call_timeout(client, 1), 0);
 	for (int i = 0; i < WIRE_OUTSTANDING_MAX; ++i) {
 		assert_int_equal(ping(), SHMB_E_TIMED_OUT);
@@ -184,7 +190,6 @@ static void no_more_are_outstanding_than_a_broker_takes(void **state) {
 	}
 	go_on();
 	assert_int_equal(asked(WIRE_OP_PING), WIRE_OUTSTANDING_MAX);
-	assert_int_equal(shmb_client_set_call_timeout(client, -1), 0);
 	assert_int_equal(ping(), 0);
 }
 
@@ -218,7 +223,7 @@ static void a_release_is_never_lost(void **state) {
 
 	(void)state;
 	assert_int_equal(lookup(2, leases), 0);
-	fake.is_stopped = true;
+	hold();
 	sent = fill();
 	id = leases[0].lease;
 	assert_int_equal(shmb_client_release(client, &id, 1, &result), SHMB_E_TIMED_OUT);
@@ -234,7 +239,7 @@ static void a_notice_is_never_lost(void **state) {
 
 	(void)state;
 	assert_int_equal(shmb_client_get_memory_info(client, "r", 0, SHMB_REST, SHMB_READ, &lease), 0);
-	fake.is_stopped = true;
+	hold();
 	(void)fill();
 	fake_set(&fake, 0, 100, WIRE_STATE_RETIRING);
 	/* NOTIFY is small: as many as it takes */
@@ -257,8 +262,10 @@ static void a_broker_that_ends_before_it_answers(void **state) {
 	(void)state;
 	assert_int_equal(lookup(1, leases), 0);
 	fake.is_silent = true;
+	assert_int_equal(shmb_client_set_call_timeout(client, TIMEOUT_MS), 0);
 	assert_int_equal(ping(), SHMB_E_TIMED_OUT);
 	assert_int_equal(lookup(1, leases), SHMB_E_TIMED_OUT);
+	assert_int_equal(shmb_client_set_call_timeout(client, -1), 0);
 	until(asked(WIRE_OP_LOOKUP) == 2 && asked(WIRE_OP_PING) == 1);
 	fake_die(&fake);
 	fake.is_silent = false;
@@ -276,7 +283,7 @@ static void a_client_is_freed_with_calls_outstanding(void **state) {
 	struct shmb_message_lease leases[1];
 
 	(void)state;
-	fake.is_stopped = true;
+	hold();
 	assert_int_equal(ping(), SHMB_E_TIMED_OUT);
 	assert_int_equal(lookup(1, leases), SHMB_E_TIMED_OUT);
 }
@@ -296,8 +303,9 @@ static void another_thread_reads(void **state) {
 	(void)state;
 	assert_int_equal(shmb_client_subscribe(client, SHMB_EVENT_MASK_ALL), 0);
 	assert_int_equal(pthread_create(&thread, NULL, wait_for_an_event, &result), 0);
-	fake.is_stopped = true;
+	hold();
 	assert_int_equal(ping(), SHMB_E_TIMED_OUT);
+	assert_int_equal(shmb_client_set_call_timeout(client, -1), 0);
 	fake.n_events = 1;
 	fake.is_stopped = false;
 	pthread_join(thread, NULL);
@@ -312,7 +320,7 @@ static void waiting_on_purpose_is_not_cut_short(void **state) {
 	int result;
 
 	(void)state;
-	fake.is_stopped = true;
+	hold();
 	assert_int_equal(shmb_client_unregister(client, &name, 1, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, 50, &result),
 			 SHMB_E_TIMED_OUT);
 	assert_true(client_now() - before >= 50 + TIMEOUT_MS);
