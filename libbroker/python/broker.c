@@ -226,17 +226,25 @@ static PyObject *broker_process(PyObject *self, PyObject *unused) {
 	Py_RETURN_NONE;
 }
 
-static PyObject *broker_set_resume_timeout(PyObject *self, PyObject *value) {
+static PyObject *set_timeout(PyObject *self, PyObject *value, int (*set)(struct shmb_client *client, int timeout_ms)) {
 	Broker *broker = (Broker *)self;
 	int timeout = -1, r;
 
 	if (py_argument_timeout(value == Py_None ? NULL : value, &timeout) || py_broker_use(broker))
 		return NULL;
-	WITHOUT_GIL(r = shmb_client_set_resume_timeout(broker->client, timeout));
+	WITHOUT_GIL(r = set(broker->client, timeout));
 	py_broker_unuse(broker);
 	if (r)
 		return py_error_raise(broker->state, r);
 	Py_RETURN_NONE;
+}
+
+static PyObject *broker_set_resume_timeout(PyObject *self, PyObject *value) {
+	return set_timeout(self, value, shmb_client_set_resume_timeout);
+}
+
+static PyObject *broker_set_call_timeout(PyObject *self, PyObject *value) {
+	return set_timeout(self, value, shmb_client_set_call_timeout);
 }
 
 static PyObject *broker_subscribe(PyObject *self, PyObject *value) {
@@ -303,6 +311,10 @@ static PyMethodDef methods[] = {
 	  "Raises ConnectionResetError when the broker has ended for good, Detached when it does not know this session." },
 	{ "set_resume_timeout", broker_set_resume_timeout, METH_O,
 	  "set_resume_timeout($self, seconds, /)\n--\n\nHow long calls wait for a broker that has ended; None for ever." },
+	{ "set_call_timeout", broker_set_call_timeout, METH_O,
+	  "set_call_timeout($self, seconds, /)\n--\n\n"
+	  "How long a call waits for a broker that is there and does not answer; None for ever, as at first. Then it raises "
+	  "TimedOut, and what it had asked for may have been done, or is done once the broker goes on." },
 	{ "_subscribe", broker_subscribe, METH_O, "_subscribe($self, mask, /)\n--\n\nAsks for events." },
 	{ "_next_event", broker_next_event, METH_O,
 	  "_next_event($self, timeout, /)\n--\n\nThe next event as a tuple; None when none came within that many seconds." },

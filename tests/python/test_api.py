@@ -3,6 +3,7 @@
 
 import array
 import ctypes
+import fcntl
 import gc
 import mmap
 import os
@@ -230,6 +231,17 @@ def test_unregister_by_name(broker):
     assert broker.unregister_all() == shmbroker.Retired(1, 0, 0)
     for region in regions:
         region.close()
+
+
+def test_keys(broker):
+    fd = os.memfd_create("memory", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4096)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    with broker.create("made", nbytes=1, key="/a key"), broker.adopt("given", fd, key="ü"), broker.create("none", nbytes=1):
+        assert {entry.name: entry.key for entry in broker.status()} == {"made": "/a key", "given": "ü", "none": ""}
+    os.close(fd)
+    with pytest.raises(shmbroker.BadName):
+        broker.create("bad", nbytes=1, key="k" * 256)
 
 
 def test_lists(broker):

@@ -2,6 +2,7 @@
 """Exceptions: one class for each code, with the broker's sentence."""
 
 import re
+import signal
 
 import pytest
 from conftest import TOP
@@ -36,6 +37,21 @@ def test_the_brokers_sentence(broker):
     with pytest.raises(shmbroker.BadName) as caught:
         broker.create("r\n", nbytes=1)
     assert str(caught.value)
+
+
+def test_the_broker_does_not_answer(broker, daemon):
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        broker.set_call_timeout(0.03)
+        with pytest.raises(shmbroker.TimedOut) as caught:
+            broker.ping()
+        assert "does not answer" in str(caught.value)
+        broker.set_call_timeout(None)
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+    assert broker.ping() > 0
+    with pytest.raises(ValueError):
+        broker.set_call_timeout(-1)
 
 
 def test_the_broker_has_gone(broker, daemon):
