@@ -5,11 +5,15 @@ import json
 import os
 import pathlib
 import re
+import sys
 
 import pytest
 
 from browser import CHROMIUM, Browser
 from conftest import ROOT, until
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
+from protocol_client import Client  # noqa: E402  pylint: disable=wrong-import-position
 
 STATE = "/v2/shmbroker/state"
 SCRIPT = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
@@ -241,3 +245,25 @@ class TestPage:
         browser.run("document.getElementById('theme').click()")
         if ARTEFACTS:
             browser.screenshot(pathlib.Path(ARTEFACTS) / f"dashboard-{width}-{'dark' if dark else 'light'}.png")
+
+
+@needs_browser
+class TestWarnings:
+    @pytest.fixture
+    def broker_config(self):
+        return "unsealed = accept\n[quota]\nregions = 7\n"
+
+    def test_of_a_quota_and_of_a_region_that_does_not_go(self, page, gateway):
+        """The clock of the page is set forward: it counts from when it saw the region retiring."""
+        text = "document.getElementById('warnings').textContent"
+        page.until(f"{text}.includes('uid {os.geteuid()} holds 6 of 7 regions')")
+        with Client(gateway.broker.socket) as consumer:
+            consumer.hello()
+            consumer.lookup("audio")
+            assert gateway.region("system", "audio", "unregister").status == 200
+            page.until(f"{ROWS}.some(row => row.textContent.includes('lazy'))", "the region that is retiring")
+            assert "audio" not in page.run(text)
+            page.run("void (Date.now = (now => () => now() + 3 * 60000)(Date.now))")
+            page.until(f"{text}.includes('audio waits for 1 lease since more than 3 min')")
+        page.until(f"!{NAMES}.includes('audio')", "its end")
+        assert page.complaints == []
