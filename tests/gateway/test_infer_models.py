@@ -4,6 +4,7 @@
 import asyncio
 import json
 import struct
+import time
 
 import numpy
 import pytest
@@ -16,6 +17,7 @@ import grpc
 from conftest import DEADLINE, until
 from inference import A, B, LONG_MS, Door, Memory, check_simple, infer_json, message, strings, wait_for_leases
 
+TURN_MS = 300
 NUMBERS = {
     "BOOL": numpy.bool_, "UINT8": numpy.uint8, "UINT16": numpy.uint16, "UINT32": numpy.uint32, "UINT64": numpy.uint64,
     "INT8": numpy.int8, "INT16": numpy.int16, "INT32": numpy.int32, "INT64": numpy.int64,
@@ -25,7 +27,8 @@ NUMBERS = {
 
 @pytest.fixture
 def options():
-    return ["--allow-client-shm", "--models=all", f"--model-delay=identity_uint8={LONG_MS}"]
+    return ["--allow-client-shm", "--models=all,also_simple=simple,turns=simple",
+            f"--model-delay=identity_uint8={LONG_MS},turns={TURN_MS}"]
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -352,6 +355,38 @@ def test_a_delay_holds_up_nobody(gateway, door):
     slow.close()
     door.client.unregister_system_shared_memory(memory.name)
     memory.destroy()
+
+
+def test_a_model_that_waits_takes_one_request_after_the_other(gateway):
+    door = Door("grpc", gateway)
+    done = []
+    begun = time.monotonic()
+    for _ in range(3):
+        door.client.async_infer("turns", door.pair(), lambda result, error: done.append((result, error)))
+    until(lambda: len(done) == 3, lambda: done)
+    assert time.monotonic() - begun >= 3 * TURN_MS / 1000
+    for result, error in done:
+        assert error is None
+        check_simple(result)
+    door.close()
+
+
+def test_one_that_waited_and_left_keeps_nobody_waiting(gateway):
+    door = Door("grpc", gateway)
+    done = []
+    calls = [door.client.async_infer("turns", door.pair(), lambda result, error: done.append(error)) for _ in range(4)]
+    for call in (calls[0], calls[2]):
+        call.cancel()
+    until(lambda: len(done) == 4, lambda: done)
+    assert sum(error is None for error in done) >= 2, done
+    check_simple(door.client.infer("turns", door.pair()))
+    door.close()
+
+
+def test_a_model_under_another_name(door):
+    check_simple(door.client.infer("also_simple", door.pair()))
+    metadata = door.client.get_model_metadata("also_simple")
+    assert (metadata["name"] if door.kind == "http" else metadata.name) == "also_simple"
 
 
 def test_the_queue_is_full(gateway):

@@ -455,6 +455,9 @@ def place_without_models(gateway):
 
 @pytest.mark.parametrize("option, text", [
     ("--models=simple,nope", "--models: there is no model 'nope'"),
+    ("--models=x=nope", "--models: there is no model 'nope'"),
+    ("--models=all,simple=identity_bool", "--models: 'simple=identity_bool' gives a name that is empty or taken"),
+    ("--models==simple", "--models: '=simple' gives a name that is empty or taken"),
     ("--model-delay=nope=1", "--model-delay: 'nope=1' is not one of the models, '=' and a number of milliseconds"),
     ("--model-delay=simple", "--model-delay: 'simple' is not one of the models, '=' and a number of milliseconds"),
     ("--model-delay=simple=1x", "--model-delay: 'simple=1x' is not one of the models, '=' and a number of milliseconds"),

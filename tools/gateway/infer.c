@@ -42,14 +42,47 @@ Infer *infer_new(Core *core, const Model *model) {
 	return infer;
 }
 
+static void go_on(Infer *infer, uint32_t delay_ms);
+
+/* waits, or begins the delay of the model */
+static void take_turn(Infer *infer) {
+	ModelTurn *turn = infer->model->turn;
+
+	infer->waits = turn->computing != NULL;
+	if (infer->waits) {
+		TAILQ_INSERT_TAIL(&turn->waiting, infer, turn_link);
+	} else {
+		turn->computing = infer;
+		go_on(infer, infer->model->delay_ms);
+	}
+}
+
+static void give_turn_up(Infer *infer) {
+	ModelTurn *turn = infer->model->turn;
+	Infer *next;
+
+	if (infer->waits)
+		TAILQ_REMOVE(&turn->waiting, infer, turn_link);
+	infer->waits = false;
+	if (turn->computing != infer)
+		return;
+	turn->computing = NULL;
+	next = TAILQ_FIRST(&turn->waiting);
+	if (next) {
+		TAILQ_REMOVE(&turn->waiting, next, turn_link);
+		take_turn(next);
+	}
+}
+
 static void leave(Infer *infer) {
 	Models *models = infer->core->models;
 
-	if (infer->in_progress) {
-		TAILQ_REMOVE(&models->in_progress, infer, link);
-		models->n_in_progress--;
-	}
+	if (!infer->in_progress)
+		return;
 	infer->in_progress = false;
+	TAILQ_REMOVE(&models->in_progress, infer, link);
+	models->n_in_progress--;
+	give_turn_up(infer);
 }
 
 Infer *infer_free(Infer *infer) {
@@ -536,8 +569,6 @@ static void end(Infer *infer) {
 	infer->done(infer, infer->userdata);
 }
 
-static void go_on(Infer *infer, uint32_t delay_ms);
-
 /* what is left, up to where it is better to let others have the loop */
 static void work(Infer *infer) {
 	bool more = false;
@@ -548,7 +579,7 @@ static void work(Infer *infer) {
 		if (more)
 			return go_on(infer, 0);
 		if (++infer->checked == infer->n_inputs && infer->model->delay_ms)
-			return go_on(infer, infer->model->delay_ms);
+			return take_turn(infer);
 	}
 	if (infer->model->step(infer, &more) || !more)
 		end(infer);

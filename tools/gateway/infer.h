@@ -86,8 +86,10 @@ struct Infer {
 		int64_t n_elements; /* that were seen */
 	} walk;
 	bool in_progress;
+	bool waits; /* for its turn at the model */
 	struct timespec begun;
 	TAILQ_ENTRY(Infer) link; /* of those in progress */
+	TAILQ_ENTRY(Infer) turn_link;
 };
 
 /* An inference by @model, which is one of @core->models; both are borrowed. NULL when there is no memory. */

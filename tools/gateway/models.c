@@ -220,23 +220,46 @@ static Model *find(const Models *models, const char *name, size_t length) {
 	return NULL;
 }
 
-static void add_model(Models *models, const Model *model) {
-	models->models[models->n] = *model;
-	models->models[models->n].statistics = &models->statistics[models->n];
+/* @alias is consumed; NULL for the name that it has */
+static void add_model(Models *models, const Model *model, char *alias) {
+	Model *added = &models->models[models->n];
+
+	*added = *model;
+	if (alias)
+		added->name = added->alias = alias;
+	added->statistics = &models->statistics[models->n];
+	added->turn = &models->turns[models->n];
+	TAILQ_INIT(&added->turn->waiting);
 	models->n++;
 }
 
-static int add(Models *models, const char *name, size_t length) {
-	size_t i;
+/* @word is "NAME", "NAME=MODEL" or "all" */
+static int add(Models *models, const char *word, size_t length) {
+	const char *equals = memchr(word, '=', length), *name = equals ? equals + 1 : word;
+	size_t i, name_length = length - (size_t)(name - word);
+	bool all = length == strlen("all") && !memcmp(word, "all", length), found = all;
+	char *alias = NULL;
 
-	if (find(models, name, length))
-		return 0;
-	for (i = 0; i < N_ALL; i++)
-		if (is_named(&all_models[i], name, length)) {
-			add_model(models, &all_models[i]);
-			return 0;
+	if (equals && (equals == word || find(models, word, (size_t)(equals - word)))) {
+		log_write("--models: '%.*s' gives a name that is empty or taken", (int)length, word);
+		return -EINVAL;
+	}
+	for (i = 0; i < N_ALL; i++) {
+		if (!all && !is_named(&all_models[i], name, name_length))
+			continue;
+		found = true;
+		if (!equals && find(models, all_models[i].name, strlen(all_models[i].name)))
+			continue;
+		if (equals) {
+			alias = strndup(word, (size_t)(equals - word));
+			if (!alias)
+				return -ENOMEM;
 		}
-	log_write("--models: there is no model '%.*s'", (int)length, name);
+		add_model(models, &all_models[i], alias);
+	}
+	if (found)
+		return 0;
+	log_write("--models: there is no model '%.*s'", (int)name_length, name);
 	return -EINVAL;
 }
 
@@ -272,24 +295,21 @@ static int each_word(Models *models, const char *list, int (*each)(Models *, con
 }
 
 int models_new(Models **ret, struct event_base *base, const char *list, const char *delays) {
-	Models *models = calloc(1, sizeof(*models) + sizeof(all_models));
-	size_t i;
-	int r = 0;
+	size_t most = N_ALL + 1; /* of each word another one */
+	const char *at;
+	Models *models;
+	int r;
 
+	for (at = list; *at; at++)
+		most += *at == ',';
+	models = calloc(1, sizeof(*models) + most * sizeof(models->models[0]));
 	if (!models)
 		return -ENOMEM;
-	models->statistics = calloc(N_ALL, sizeof(*models->statistics));
-	if (!models->statistics) {
-		free(models);
-		return -ENOMEM;
-	}
 	models->base = base;
 	TAILQ_INIT(&models->in_progress);
-	if (!strcmp(list, "all"))
-		for (i = 0; i < N_ALL; i++)
-			add_model(models, &all_models[i]);
-	else
-		r = each_word(models, list, add);
+	models->statistics = calloc(most, sizeof(*models->statistics));
+	models->turns = calloc(most, sizeof(*models->turns));
+	r = models->statistics && models->turns ? each_word(models, list, add) : -ENOMEM;
 	if (!r)
 		r = each_word(models, delays, set_delay);
 	if (r) {
@@ -306,8 +326,14 @@ void models_stop(Models *models) {
 }
 
 Models *models_free(Models *models) {
-	if (models)
-		free(models->statistics);
+	size_t i;
+
+	if (!models)
+		return NULL;
+	for (i = 0; i < models->n; i++)
+		free(models->models[i].alias);
+	free(models->statistics);
+	free(models->turns);
 	free(models);
 	return NULL;
 }

@@ -10,8 +10,9 @@
  *   simple_identity INPUT0 BYTES [n,m] -> OUTPUT0, a copy
  *   identity_TYPE   INPUT0 [n,m] of one datatype -> OUTPUT0, a copy; identity_bool to identity_bf16, identity_bytes
  *
- * Each has the one version 1. Which of them there are, and how long each waits before it computes, is said at start and
- * does not change.
+ * Each has the one version 1. Which of them there are, under which names, and how long each waits before it computes, is
+ * said at start and does not change. A model that waits has one instance, as Triton's have: it takes its requests one
+ * after the other.
  */
 
 #include <event2/event.h>
@@ -45,8 +46,15 @@ typedef struct ModelStatistics {
 	uint64_t delayed_ns; /* of succeeded_ns: what was waited first */
 } ModelStatistics;
 
+/* whose turn it is at a model that waits */
+typedef struct ModelTurn {
+	Infer *computing;
+	TAILQ_HEAD(, Infer) waiting;
+} ModelTurn;
+
 struct Model {
 	const char *name;
+	char *alias; /* the same when it was given on the command line, then owned */
 	uint32_t max_batch_size;
 	uint32_t n_inputs, n_outputs;
 	const ModelTensor *inputs, *outputs;
@@ -58,6 +66,7 @@ struct Model {
 	AnswerCode (*step)(Infer *infer, bool *ret_more);
 	uint32_t delay_ms; /* before the first step */
 	ModelStatistics *statistics;
+	ModelTurn *turn;
 };
 
 struct Models {
@@ -68,12 +77,14 @@ struct Models {
 	uint64_t results;
 
 	ModelStatistics *statistics; /* of each */
+	ModelTurn *turns;	     /* of each */
 	size_t n;
 	Model models[];
 };
 
 /*
- * @list is "all", or names with commas between them; @delays is "" or "NAME=MS,...". What is wrong with them is logged.
+ * @list is words with commas between them: names, "all", and NAME=MODEL for a model under another name. @delays is "" or
+ * "NAME=MS,...". What is wrong with them is logged.
  * Returns 0, -EINVAL, -ENOMEM.
  */
 int models_new(Models **ret, struct event_base *base, const char *list, const char *delays);
