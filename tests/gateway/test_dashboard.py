@@ -225,7 +225,7 @@ class TestPage:
 
     def test_it_says_that_the_broker_is_away_and_back(self, page, gateway):
         gateway.broker.kill()
-        page.until("document.getElementById('health').className.includes('bad')")
+        page.until("document.getElementById('health').classList.contains('bad')")
         gateway.broker.start()
         page.until("document.getElementById('health').textContent === 'broker is up'")
 
