@@ -14,7 +14,7 @@
 /* what is read ahead; a head must fit */
 #define HTTP_READ_AHEAD (HTTP_HEAD_MAX + 4096)
 /* how long what follows the last reply is thrown away, so that the peer gets to read it */
-#define HTTP_DRAIN_SECONDS 30
+#define HTTP_DRAIN_SECONDS 120
 
 static void connection_set(HttpConnection *connection, HttpState state, uint32_t seconds) {
 	struct timeval timeout = { .tv_sec = seconds };
@@ -348,6 +348,7 @@ static void on_written(struct bufferevent *bev, void *userdata) {
 	}
 	/* closed with something unread, TCP would take the reply back */
 	connection_set(connection, HTTP_DRAIN, HTTP_DRAIN_SECONDS);
+	(void)clock_gettime(CLOCK_MONOTONIC, &connection->idle_since);
 	(void)connection_read(connection);
 }
 

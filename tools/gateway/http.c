@@ -13,6 +13,7 @@
 #define HTTP_ROOM 16
 #define HTTP_SPARE_MS 1000
 #define HTTP_SPARE_NEW_MS 100
+#define HTTP_SPARE_DRAIN_MS 30000
 
 /* the parts of the door, in the order in which they are asked */
 static HttpRoute *const routes[] = {
@@ -81,6 +82,12 @@ static int64_t idle_ms(const HttpConnection *connection, const struct timespec *
 	       (now->tv_nsec - connection->idle_since.tv_nsec) / 1000000;
 }
 
+static int64_t spare_ms(const HttpConnection *connection) {
+	if (connection->state == HTTP_DRAIN)
+		return HTTP_SPARE_DRAIN_MS;
+	return connection->served ? HTTP_SPARE_MS : HTTP_SPARE_NEW_MS;
+}
+
 /*
  * Ends some of the connections that have been idle for so long that their clients do not seem to need them; one that never
  * asked for anything is spared for less long.
@@ -93,8 +100,8 @@ static void make_room(Http *http) {
 	(void)clock_gettime(CLOCK_MONOTONIC, &now);
 	for (connection = TAILQ_FIRST(&http->connections); connection && made < HTTP_ROOM; connection = next) {
 		next = TAILQ_NEXT(connection, link);
-		if (connection->state != HTTP_IDLE ||
-		    idle_ms(connection, &now) < (connection->served ? HTTP_SPARE_MS : HTTP_SPARE_NEW_MS))
+		if ((connection->state != HTTP_IDLE && connection->state != HTTP_DRAIN) ||
+		    idle_ms(connection, &now) < spare_ms(connection))
 			continue;
 		http->counters.cap_hits++;
 		made++;
