@@ -52,10 +52,13 @@ client_sources = \
 	libbroker/client/map.c \
 	libbroker/client/map.h \
 	libbroker/client/message.c \
+	libbroker/client/owner.h \
 	libbroker/client/pool.c \
 	libbroker/client/pool.h \
+	libbroker/client/region-memory.c \
 	libbroker/client/region.c \
-	libbroker/client/resume.c
+	libbroker/client/resume.c \
+	libbroker/client/unregister.c
 libclient_la_SOURCES = $(client_sources)
 libclient_la_LIBADD = libwire.la
 if WITH_CUDA

@@ -255,13 +255,6 @@ static int check_access(const struct shmb_client *client, uint32_t access) {
 	return 0;
 }
 
-static int check_name(const char *name, size_t length) {
-	const char *why;
-	int r = wire_name_check(name, length, &why);
-
-	return r ? error_set(r, why) : 0;
-}
-
 /* the first use of a generation, and whatever else the fast path cannot settle */
 static int acquire_generation(struct shmb_client *client, uint32_t slot, uint64_t generation, uint64_t offset,
 			      uint64_t size, uint32_t access, struct shmb_lease *ret) {
@@ -325,7 +318,7 @@ static __attribute__((noinline)) int get_slowly(struct shmb_client *client, cons
 	if (client_is_foreign(client))
 		return error_plain(SHMB_E_FORKED);
 	undo(client);
-	r = check_access(client, access) ?: check_name(name, length);
+	r = check_access(client, access) ?: error_of_name(name, length);
 	if (r)
 		return r;
 	if (!(access & SHMB_COPY) && probe(client, name, length, &slot, &word) && layout_word_grants(word)) {
@@ -379,7 +372,7 @@ int shmb_handle_open(struct shmb_client *client, const char *name, struct shmb_h
 
 	if (client_is_foreign(client))
 		return error_plain(SHMB_E_FORKED);
-	r = check_access(client, SHMB_READ) ?: check_name(name, length);
+	r = check_access(client, SHMB_READ) ?: error_of_name(name, length);
 	if (!r)
 		r = resolve(client, name, length, &slot, &generation, &size);
 	if (r)

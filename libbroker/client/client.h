@@ -245,6 +245,8 @@ int error_set(int result, const char *text);
 int error_setn(int result, const char *text, size_t size);
 /* the sentence that belongs to @result itself */
 int error_plain(int result);
+/* 0 for what can be a name, else its code with the sentence that says why not */
+int error_of_name(const char *name, size_t length);
 
 /* ---- lease.c ---- */
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "client.h"
+#include "wire/name.h"
 
 static _Thread_local char last_error[WIRE_TEXT_MAX + 1];
 
@@ -20,6 +21,13 @@ int error_set(int result, const char *text) {
 
 int error_plain(int result) {
 	return result ? error_set(result, shmb_error_text(result)) : 0;
+}
+
+int error_of_name(const char *name, size_t length) {
+	const char *why;
+	int r = wire_name_check(name, length, &why);
+
+	return r ? error_set(r, why) : 0;
 }
 
 const char *shmb_error_name(int code) {

@@ -5,48 +5,18 @@
  * along, because a broker of another user often could not open the memory again.
  */
 
+#include "owner.h"
+
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 
-#include "cuda-client.h"
 #include "wire/compat.h"
 #include "wire/name.h"
 
-#ifndef MPOL_BIND
-#define MPOL_BIND 2
-#endif
-#define NODES_MAX 1024
 #define FILES_BACK 64
-
-/* the fd of memory, shared by the windows that one call has adopted */
-typedef struct MemoryFile {
-	_Atomic uint32_t n_refs;
-	int fd;
-} MemoryFile;
-
-struct shmb_region {
-	struct shmb_client *client;
-	char *name;
-	MemoryFile *file;
-	uint64_t offset; /* of the region in the memory */
-	uint64_t size;
-	uint64_t generation;
-	uint32_t slot;
-	uint32_t flags; /* WIRE_REGION_* */
-	bool kept;
-	bool retired;
-	_Atomic(uint8_t *) mapped; /* whole pages */
-	uint64_t mapped_size;
-	CudaOwned *cuda;			 /* NULL of system memory */
-	struct shmb_region_options *unpublished; /* what it is to be registered with; NULL once it is */
-};
 
 static const struct shmb_region_options *options_get(const struct shmb_region_options *options,
 						     struct shmb_region_options *copy) {
@@ -74,7 +44,7 @@ static int check_options(const struct shmb_region_options *options) {
 	if (options->huge_pages != SHMB_HUGE_NONE && options->huge_pages != SHMB_HUGE_2M &&
 	    options->huge_pages != SHMB_HUGE_1G)
 		return error_set(SHMB_E_INVALID, "huge_pages is SHMB_HUGE_NONE, SHMB_HUGE_2M or SHMB_HUGE_1G");
-	if (options->numa_node < 0 || options->numa_node > NODES_MAX)
+	if (options->numa_node < 0 || options->numa_node > REGION_NODES_MAX)
 		return error_set(SHMB_E_INVALID, "numa_node is a node plus one, or 0");
 	if (options->n_allowed_uids > WIRE_ACL_MAX || options->n_allowed_gids > WIRE_ACL_MAX - options->n_allowed_uids)
 		return error_set(SHMB_E_INVALID, "an access list has at most 64 entries");
@@ -135,105 +105,6 @@ static void region_drop(struct shmb_region *region) {
 	free(region->unpublished);
 	free(region->name);
 	free(region);
-}
-
-/* ---- memory of our own ---- */
-
-static int create_memfd(const char *name, uint64_t size, const struct shmb_region_options *options) {
-	unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-	char label[64];
-	int fd;
-
-	snprintf(label, sizeof(label), "shmbroker:%.40s", name);
-	if (options->huge_pages)
-		flags |= MFD_HUGETLB | (options->huge_pages == SHMB_HUGE_2M ? MFD_HUGE_2MB : MFD_HUGE_1GB);
-	/* Linux 6.3; older kernels do not know it */
-	fd = memfd_create(label, flags | MFD_NOEXEC_SEAL);
-	if (fd < 0 && errno == EINVAL)
-		fd = memfd_create(label, flags);
-	if (fd < 0)
-		return -errno;
-	if (ftruncate(fd, (off_t)size) < 0) {
-		int r = -errno;
-
-		(void)close(fd);
-		return r;
-	}
-	return fd;
-}
-
-static int bind_node(void *memory, uint64_t size, int32_t node) {
-	unsigned long mask[NODES_MAX / (8 * sizeof(unsigned long)) + 1] = {};
-
-	mask[(size_t)node / (8 * sizeof(mask[0]))] |= 1UL << ((size_t)node % (8 * sizeof(mask[0])));
-	return syscall(SYS_mbind, memory, size, MPOL_BIND, mask, (unsigned long)NODES_MAX + 1, 0) < 0 ? -errno : 0;
-}
-
-/* bytes that the machine could still give; UINT64_MAX when it does not say */
-static uint64_t memory_available(void) {
-	uint64_t kib, available = UINT64_MAX;
-	char line[128];
-	FILE *file = fopen("/proc/meminfo", "re");
-
-	if (!file)
-		return UINT64_MAX;
-	while (available == UINT64_MAX && fgets(line, sizeof(line), file))
-		if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1)
-			available = kib * 1024;
-	(void)fclose(file);
-	return available;
-}
-
-/* a shortage is an error here, not a signal later */
-static int allocate(struct shmb_region *region, const struct shmb_region_options *options) {
-	int r;
-
-	if (options->numa_node) {
-		r = bind_node(region->mapped, region->mapped_size, options->numa_node - 1);
-		if (r)
-			return r;
-	}
-	if (!(options->flags & SHMB_REGION_OPT_POPULATE))
-		return 0;
-	/* the kernel would rather kill somebody than refuse; huge pages come from a pool and are refused */
-	if (!options->huge_pages && region->mapped_size > memory_available())
-		return -ENOMEM;
-	if (!options->numa_node && !fallocate(region->file->fd, 0, 0, (off_t)region->mapped_size) &&
-	    options->huge_pages)
-		return 0;
-	if (madvise(region->mapped, region->mapped_size, MADV_POPULATE_WRITE) < 0)
-		return errno == EFAULT ? -ENOMEM : errno == EINVAL ? 0 : -errno;
-	return 0;
-}
-
-static int seal(struct shmb_region *region, const struct shmb_region_options *options) {
-	int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-
-	/* our own mapping stays writable; nobody gets another one (Linux 5.1) */
-	if (options->flags & SHMB_REGION_OPT_READ_ONLY || options->huge_pages)
-		seals |= F_SEAL_FUTURE_WRITE;
-	if (options->flags & SHMB_REGION_OPT_READ_ONLY && fchmod(region->file->fd, 0400) < 0)
-		return -errno;
-	return fcntl(region->file->fd, F_ADD_SEALS, seals) < 0 ? -errno : 0;
-}
-
-static int create_memory(struct shmb_region *region, const struct shmb_region_options *options) {
-	uint64_t page = options->huge_pages ? UINT64_C(1) << options->huge_pages : (uint64_t)getpagesize(), padded;
-	void *mapped;
-	int r;
-
-	if (__builtin_add_overflow(region->size, page - 1, &padded) || padded > INT64_MAX)
-		return -ENOMEM;
-	region->mapped_size = padded / page * page;
-	r = create_memfd(region->name, region->mapped_size, options);
-	if (r < 0)
-		return r;
-	region->file->fd = r;
-	mapped = mmap(NULL, region->mapped_size, PROT_READ | PROT_WRITE, MAP_SHARED, region->file->fd, 0);
-	if (mapped == MAP_FAILED)
-		return -errno;
-	region->mapped = mapped;
-	return allocate(region, options) ?: seal(region, options);
 }
 
 /* ---- registration ---- */
@@ -405,13 +276,6 @@ static void batch_send(Batch *batch, struct shmb_client *client, int *ret_result
 	batch_end(batch);
 }
 
-static int check_name(const char *name) {
-	const char *why;
-	int r = wire_name_check(name, strlen(name), &why);
-
-	return r ? error_set(r, why) : 0;
-}
-
 static int region_register(struct shmb_region *region, const struct shmb_region_options *options) {
 	Batch batch;
 	int r;
@@ -463,7 +327,7 @@ int region_adopt_cuda(struct shmb_client *client, const char *name, uint64_t off
 	MemoryFile *file;
 	int r;
 
-	r = check_options(options) ?: check_name(name) ?: check_cuda(options, size);
+	r = check_options(options) ?: error_of_name(name, strlen(name)) ?: check_cuda(options, size);
 	if (!r) {
 		/* one without an fd has a file all the same */
 		file = file_new(fd);
@@ -521,7 +385,7 @@ int region_create(struct shmb_client *client, const char *name, uint64_t size, c
 
 	if (client_is_foreign(client))
 		return error_plain(SHMB_E_FORKED);
-	r = check_options(options) ?: check_name(name);
+	r = check_options(options) ?: error_of_name(name, strlen(name));
 	if (r)
 		return r;
 	if (options->flags & SHMB_REGION_OPT_UNPUBLISHED)
@@ -535,7 +399,7 @@ int region_create(struct shmb_client *client, const char *name, uint64_t size, c
 	region = region_new(client, name, file_new(-EBADF), 0, size);
 	if (!region)
 		return error_plain(-ENOMEM);
-	r = error_plain(create_memory(region, options));
+	r = error_plain(region_make_memory(region, options));
 	if (!r && fill)
 		fill(region->mapped, userdata);
 	if (!r)
@@ -577,7 +441,7 @@ static int adopt_one(struct shmb_client *client, struct shmb_region_spec *specs,
 	int r;
 
 	options_get(spec->options, options);
-	r = check_options(options) ?: check_name(spec->name);
+	r = check_options(options) ?: error_of_name(spec->name, strlen(spec->name));
 	if (r)
 		return r;
 	if (options->flags & SHMB_REGION_OPT_UNPUBLISHED)
@@ -698,169 +562,13 @@ int shmb_region_get_fd(struct shmb_region *region) {
 
 /* ---- the end ---- */
 
-static int unregister(struct shmb_client *client, const WireUnregisterRequest *request, const WireNameEntry *entries,
-		      const char *const *names, Call *call) {
-	WireWriter writer;
-	_cleanup_(freep) uint8_t *buffer = client_request_begin(&writer, WIRE_OP_UNREGISTER);
-
-	*call = (Call){};
-	if (!buffer)
-		return error_plain(-ENOMEM);
-	wire_write(&writer, request, sizeof(*request));
-	for (uint32_t i = 0; i < request->count; ++i) {
-		wire_write(&writer, &entries[i], sizeof(entries[i]));
-		wire_write(&writer, names[i], entries[i].name_length);
-	}
-	/* the broker answers when they are gone, or says that they are not */
-	return call_run_long(client, &writer, NULL, 0,
-			     !(request->flags & WIRE_UNREGISTER_WAIT)	 ? 0
-			     : request->timeout_ms > (uint32_t)INT32_MAX ? -1
-									 : (int)request->timeout_ms,
-			     call);
-}
-
-static int request_fill(WireUnregisterRequest *ret, uint32_t scope, uint32_t mode, int timeout, uint32_t count) {
-	if ((mode & ~(uint32_t)SHMB_RETIRE_WAIT) > SHMB_RETIRE_DISCARD)
-		return error_set(SHMB_E_INVALID, "mode is SHMB_RETIRE_STRICT, _LAZY, _FORCE or _DISCARD");
-	*ret = (WireUnregisterRequest){
-		.scope = (uint8_t)scope,
-		.mode = (uint8_t)(mode & 3),
-		.flags = mode & SHMB_RETIRE_WAIT ? WIRE_UNREGISTER_WAIT : 0,
-		.timeout_ms = timeout < 0 ? WIRE_FOREVER : (uint32_t)timeout,
-		.count = count,
-		.principal = WIRE_ANY_UID,
-	};
-	return 0;
-}
-
-static int read_results(const Call *call, uint32_t n, int *ret_results) {
-	WireReader body = call_body(call);
-	WireUnregisterResult result;
-	WireUnregisterReply reply;
-	const char *text;
-
-	wire_read(&body, &reply, sizeof(reply));
-	if (reply.count != n)
-		return error_plain(-EPROTO);
-	for (uint32_t i = 0; i < n; ++i) {
-		wire_read(&body, &result, sizeof(result));
-		text = wire_read_bytes(&body, result.text_length);
-		if (!text)
-			return error_plain(-EPROTO);
-		ret_results[i] = (int)result.code;
-		if (result.code || result.text_length)
-			(void)error_setn((int)result.code, text, result.text_length);
-	}
-	return wire_reader_end(&body) ? 0 : error_plain(-EPROTO);
-}
-
-static int unregister_batch(struct shmb_client *client, uint32_t principal, const char *const *names,
-			    const uint64_t *generations, uint32_t n, uint32_t mode, int timeout, int *ret_results) {
-	WireNameEntry entries[WIRE_BATCH_MAX];
-	WireUnregisterRequest request;
-	Call call;
-	int r;
-
-	r = request_fill(&request, WIRE_SCOPE_NAMES, mode, timeout, n);
-	if (r)
-		return r;
-	request.principal = principal ? principal - 1 : WIRE_ANY_UID;
-	for (uint32_t i = 0; i < n; ++i)
-		entries[i] = (WireNameEntry){
-			.generation = generations ? generations[i] : 0,
-			.name_length = (uint16_t)strlen(names[i]),
-		};
-	r = unregister(client, &request, entries, names, &call);
-	if (!r)
-		r = read_results(&call, n, ret_results);
-	call_end(&call);
-	return r;
-}
-
-/* a name that cannot be one is refused here, the others go on */
-static int unregister_part(struct shmb_client *client, uint32_t principal, const char *const *names, uint32_t n,
-			   uint32_t mode, int timeout, int *ret_results) {
-	const char *good[WIRE_BATCH_MAX];
-	uint32_t positions[WIRE_BATCH_MAX], n_good = 0;
-	int results[WIRE_BATCH_MAX], r;
-
-	for (uint32_t i = 0; i < n; ++i) {
-		ret_results[i] = check_name(names[i]);
-		if (ret_results[i])
-			continue;
-		positions[n_good] = i;
-		good[n_good++] = names[i];
-	}
-	if (!n_good)
-		return 0;
-	r = unregister_batch(client, principal, good, NULL, n_good, mode, timeout, results);
-	for (uint32_t i = 0; !r && i < n_good; ++i)
-		ret_results[positions[i]] = results[i];
-	return r;
-}
-
-int shmb_client_unregister_as(struct shmb_client *client, uint32_t principal, const char *const *names, uint32_t n,
-			      uint32_t mode, int timeout, int *ret_results) {
-	int results[WIRE_BATCH_MAX], first = 0, r;
-
-	if (client_is_foreign(client))
-		return error_plain(SHMB_E_FORKED);
-	for (uint32_t i = 0; i < n; i += WIRE_BATCH_MAX) {
-		uint32_t part = n - i < WIRE_BATCH_MAX ? n - i : WIRE_BATCH_MAX;
-
-		r = unregister_part(client, principal, names + i, part, mode, timeout, results);
-		if (r)
-			return r;
-		for (uint32_t j = 0; j < part; ++j) {
-			if (ret_results)
-				ret_results[i + j] = results[j];
-			first = first ?: results[j];
-		}
-	}
-	/* with an array of results the call itself has succeeded */
-	return ret_results ? 0 : first;
-}
-
-int shmb_client_unregister(struct shmb_client *client, const char *const *names, uint32_t n, uint32_t mode, int timeout,
-			   int *ret_results) {
-	return shmb_client_unregister_as(client, 0, names, n, mode, timeout, ret_results);
-}
-
-int shmb_client_unregister_all(struct shmb_client *client, uint32_t scope, uint32_t mode, int timeout,
-			       struct shmb_retired *ret) {
-	WireUnregisterRequest request;
-	WireUnregisterReply reply;
-	WireReader body;
-	Call call;
-	int r;
-
-	if (scope < SHMB_ALL_SESSION || scope > SHMB_ALL_EVERYONE)
-		return error_set(SHMB_E_INVALID, "scope is SHMB_ALL_SESSION, _UID or _EVERYONE");
-	r = request_fill(&request, scope, mode, timeout, 0);
-	if (r)
-		return r;
-	r = unregister(client, &request, NULL, NULL, &call);
-	if (!r) {
-		body = call_body(&call);
-		wire_read(&body, &reply, sizeof(reply));
-		r = wire_reader_end(&body) ? 0 : error_plain(-EPROTO);
-	}
-	call_end(&call);
-	if (!r && ret) {
-		ret->gone = reply.gone;
-		ret->draining = reply.draining;
-		ret->discarded = reply.discarded;
-	}
-	return r;
-}
-
 int shmb_region_retire(struct shmb_region *region, uint32_t mode, int timeout) {
 	const char *name = region->name;
 	int result = 0, r;
 
 	if (region->retired)
 		return error_set(SHMB_E_STALE, "the region was retired before");
-	r = unregister_batch(region->client, 0, &name, &region->generation, 1, mode, timeout, &result);
+	r = unregister_named(region->client, 0, &name, &region->generation, 1, mode, timeout, &result);
 	if (r)
 		return r;
 	/* with LAZY it can still be retired in another way */
