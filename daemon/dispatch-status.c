@@ -88,7 +88,8 @@ static size_t status_size(const WireStatusEntry *entry) {
 static bool status_write(Request *request, const Region *region, Holders *holders, bool with_holders) {
 	Session *session = request->session;
 	bool visible = session_sees(session, region->owner_uid);
-	bool shows_key = visible || session->rights & WIRE_RIGHT_DELEGATE;
+	/* who acts for others has to tell them apart */
+	bool shows_user = visible || session->rights & WIRE_RIGHT_DELEGATE;
 	const char *container = visible ? region->identity->container : "";
 	WireStatusEntry entry = {
 		.slot = region->slot,
@@ -100,12 +101,12 @@ static bool status_write(Request *request, const Region *region, Holders *holder
 		.age_ns = loop_now(session->broker->loop) - region->born_ns,
 		.session = region->owner_session,
 		.pid = visible && !(region->flags & WIRE_REGION_KEPT) ? region->identity->pid : 0,
-		.uid = visible ? region->owner_uid : WIRE_ANY_UID,
+		.uid = shows_user ? region->owner_uid : WIRE_ANY_UID,
 		.flags = region->flags,
 		.state = (uint8_t)region->state,
 		.kind = region->kind,
 		.access = region->access,
-		.key_length = shows_key ? region->key_length : 0,
+		.key_length = shows_user ? region->key_length : 0,
 		.name_length = (uint16_t)region->name_length,
 		.container_length = (uint16_t)strlen(container),
 	};

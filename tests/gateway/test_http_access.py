@@ -4,7 +4,9 @@
 import base64
 import contextlib
 import os
+import signal
 import stat
+import types
 
 import pytest
 
@@ -116,6 +118,7 @@ def test_with_a_credential_anything_is_listened_at(token_file):
 @pytest.mark.parametrize("host, status", [
     ("localhost", 200), ("LOCALHOST:1", 200), ("127.0.0.1", 200), ("[::1]:8000", 200), ("evil.example", 403), ("", 403),
     ("localhost.evil.example", 403), ("127.0.0.1.evil.example:80", 403), ("[::2]", 403), ("[::1", 403),
+    ("[::1].evil.example", 403), ("localhost:evil.example", 403), ("127.0.0.1:80.evil.example", 403), ("localhost:", 200),
 ])
 def test_host(gateway, host, status):
     """A page whose name was bound to loopback gets nothing."""
@@ -252,6 +255,13 @@ def as_uid(uid, call):
     return int(status), error
 
 
+def children(gateway):
+    """The pids of what it has started."""
+    pid = gateway.process.pid
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(child) for child in file.read().split()]
+
+
 @contextlib.contextmanager
 def parties(config, *options):
     """The broker, the gateway and clients under uids of their own."""
@@ -300,11 +310,64 @@ class TestUids:
             assert (reply.status, reply.error) == (500, f"Unable to open shared memory region: '{others}'")
             assert f"it belongs to uid {OTHER}" in gateway.log()
 
+    def test_a_key_that_is_opened_late_is_no_other_keys(self, key):
+        """The opener answers a request that was given up; the next one is about another memory."""
+        with parties(POLICY, f"--key-owners={CLIENT}") as gateway:
+            large, small = key("large", 8192, uid=CLIENT), key("small", 64, uid=CLIENT)
+            opener, = children(gateway)
+            os.kill(opener, signal.SIGSTOP)
+            try:
+                reply = gateway.register("a", large, 8192)
+            finally:
+                os.kill(opener, signal.SIGCONT)
+            assert (reply.status, reply.error) == (500, f"Unable to open shared memory region: '{large}'")
+            reply = gateway.register("b", small, 8192)
+            assert (reply.status, reply.error) == (400, "failed to register shared memory region 'b': invalid args")
+            assert gateway.register("c", small, 64).status == 200
+            assert gateway.register("d", large, 8192).status == 200
+
+    def test_without_its_opener(self, key):
+        """The gateway does not say any more that it registers memory."""
+        with parties(POLICY, f"--key-owners={CLIENT}") as gateway:
+            name = key("k", 64, uid=CLIENT)
+            assert "system_shared_memory" in gateway.get("/v2").json["extensions"]
+            opener, = children(gateway)
+            os.kill(opener, signal.SIGKILL)
+            for _ in range(2):
+                reply = gateway.register("a", name, 64)
+                assert (reply.status, reply.error) == (500, f"Unable to open shared memory region: '{name}'")
+            assert gateway.log().count("has ended") == 1
+            assert "system_shared_memory" not in gateway.get("/v2").json["extensions"]
+            assert gateway.status() == []
+
+    def test_a_gateway_that_may_keep_nothing_says_so(self):
+        """What cannot be registered is no extension."""
+        with parties(f"unsealed_users = {GATEWAY}\n[access]\nkeep = {OTHER}\n") as gateway:
+            assert "system_shared_memory" not in gateway.get("/v2").json["extensions"]
+
+    def test_keys_of_others_are_not_told(self, key):
+        """Neither to another user, nor to who has no name; through no door, and not by the dashboard."""
+        def keys(gateway, **how):
+            entry, = gateway.status(**how)
+            named, = gateway.region("system", entry["name"], "status", **how).json
+            shown, = gateway.get("/v2/shmbroker/state", **how).json["regions"]
+            assert named == entry and (shown["key"] or "") == entry["key"]
+            return types.SimpleNamespace(status=200, body=entry["key"], error=entry["key"])
+
+        with parties(DELEGATE, f"--key-owners={CLIENT},{OTHER}") as gateway:
+            mine = key("mine", 64, uid=CLIENT)
+            assert as_uid(CLIENT, lambda: gateway.register("a", mine, 64, unix=True)) == (200, "")
+            assert as_uid(CLIENT, lambda: keys(gateway, unix=True)) == (200, mine)
+            assert as_uid(OTHER, lambda: keys(gateway, unix=True)) == (200, "")
+            assert as_uid(OTHER, lambda: keys(gateway)) == (200, "")
+            # root is an administrator
+            assert keys(gateway, unix=True).error == mine
+
     def test_the_opener_has_one_capability(self):
         """And the gateway none."""
         with parties(POLICY, f"--key-owners={CLIENT}") as gateway:
             pids = [gateway.process.pid]
-            pids += [int(pid) for pid in open(f"/proc/{pids[0]}/task/{pids[0]}/children", encoding="ascii").read().split()]
+            pids += children(gateway)
             capabilities = []
             for pid in pids:
                 fields = dict(line.split(":\t") for line in open(f"/proc/{pid}/status", encoding="ascii").read().splitlines()

@@ -4,7 +4,7 @@
 import pytest
 from broker import ADMIN, CONSUMER, KEEPER, OTHER, OWNER, ROOT, uid_of
 from calls import DONE, Calls
-from protocol_client import NUMBERS, Refused
+from protocol_client import ANY_UID, NUMBERS, Refused
 from restart import LastingBroker
 from test_ctl import Ctl
 
@@ -70,6 +70,9 @@ def test_who_is_told_a_key(start):
     owner.give("r", key="/secret")
     assert {uid: key_of(broker.peer(uid), "r") for uid in (OWNER, ADMIN, OTHER, CONSUMER, KEEPER)} == {
         OWNER: "/secret", ADMIN: "/secret", OTHER: "/secret", CONSUMER: "", KEEPER: ""}
+    # a delegate has to know for whom it may use it, and learns no more
+    told = {uid: broker.peer(uid).status(name="r", match="EXACT")[0] for uid in (OTHER, CONSUMER)}
+    assert {uid: (entry["uid"], entry["pid"]) for uid, entry in told.items()} == {OTHER: (OWNER, 0), CONSUMER: (ANY_UID, 0)}
 
 
 def test_a_key_outlives_the_broker(start):

@@ -187,20 +187,32 @@ AnswerCode access_check(const Access *access, Caller *caller, const char *author
 	return ANSWER_OK;
 }
 
-/* without the port, and without the brackets of an IPv6 address */
-static size_t host_name(const char **host, size_t length) {
-	const char *end;
+/* whether these characters are nothing, or a colon and digits */
+static bool is_port(const char *text, size_t length) {
+	size_t i;
 
-	if (length && (*host)[0] == '[') {
-		end = memchr(*host, ']', length);
-		if (!end)
-			return 0;
-		length = end - *host - 1;
-		*host += 1;
-		return length;
+	for (i = 0; i < length; i++) {
+		if (i ? text[i] < '0' || text[i] > '9' : text[i] != ':')
+			return false;
 	}
-	end = memchr(*host, ':', length);
-	return end ? (size_t)(end - *host) : length;
+	return true;
+}
+
+/* without the port, and without the brackets of an IPv6 address; 0 when it is nothing of that kind */
+static size_t host_name(const char **host, size_t length) {
+	const char *at = *host, *end;
+
+	if (length && at[0] == '[') {
+		end = memchr(at, ']', length);
+		if (!end || !is_port(end + 1, (size_t)(at + length - end - 1)))
+			return 0;
+		*host += 1;
+		return (size_t)(end - at - 1);
+	}
+	end = memchr(at, ':', length);
+	if (!end)
+		return length;
+	return is_port(end, (size_t)(at + length - end)) ? (size_t)(end - at) : 0;
 }
 
 static bool is_one_of(const char *list, const char *name, size_t length) {

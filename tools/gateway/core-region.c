@@ -465,7 +465,14 @@ static int compare_regions(const void *a, const void *b) {
 	return strcmp(((const CoreRegion *)a)->name, ((const CoreRegion *)b)->name);
 }
 
-static bool region_init(const Core *core, CoreRegion *region, const Entry *entry) {
+bool core_shows_key(const Core *core, const Caller *caller, uint32_t uid) {
+	LinkSession *session = link_get(core->link);
+
+	/* without the right to act for others, all that is registered here is the gateway's, and so every caller's */
+	return caller->admin || uid == (session && principal_of(session, caller) ? caller->uid : geteuid());
+}
+
+static bool region_init(const Core *core, const Caller *caller, CoreRegion *region, const Entry *entry) {
 	*region = (CoreRegion){ .name = strdup(entry->name), .byte_size = entry->size };
 	if (entry->kind == CORE_CUDA) {
 		region->device_id = devices_find(core->devices, entry->device);
@@ -473,7 +480,7 @@ static bool region_init(const Core *core, CoreRegion *region, const Entry *entry
 	}
 	if (entry->door) {
 		region->offset = entry->offset;
-		region->key = strdup(entry->key);
+		region->key = strdup(core_shows_key(core, caller, entry->uid) ? entry->key : "");
 	} else if (asprintf(&region->key, NATIVE_PREFIX "%s", entry->name) < 0) {
 		region->key = NULL;
 	}
@@ -489,8 +496,8 @@ void core_region_list_deinit(CoreRegionList *list) {
 	*list = (CoreRegionList){};
 }
 
-static AnswerCode list_make(const Core *core, const Entry *entries, CoreKind kind, CoreRegionList *ret,
-			    Answer *answer) {
+static AnswerCode list_make(const Core *core, const Caller *caller, const Entry *entries, CoreKind kind,
+			    CoreRegionList *ret, Answer *answer) {
 	CoreRegionList list = {};
 	size_t n = 0;
 
@@ -498,7 +505,7 @@ static AnswerCode list_make(const Core *core, const Entry *entries, CoreKind kin
 		n += entry->kind == kind;
 	list.regions = calloc(n ? n : 1, sizeof(*list.regions));
 	for (const Entry *entry = entries; entry && list.regions; entry = entry->next) {
-		if (entry->kind == kind && !region_init(core, &list.regions[list.n++], entry)) {
+		if (entry->kind == kind && !region_init(core, caller, &list.regions[list.n++], entry)) {
 			core_region_list_deinit(&list);
 			break;
 		}
@@ -516,7 +523,6 @@ static AnswerCode region_status(Core *core, const Caller *caller, CoreKind kind,
 	Entry *entries = NULL;
 	AnswerCode code;
 
-	(void)caller;
 	if (name.size) {
 		code = take_name(name, text, answer);
 		if (code)
@@ -537,7 +543,7 @@ static AnswerCode region_status(Core *core, const Caller *caller, CoreKind kind,
 				  "The region named '%s' is registered as system shared memory, not CUDA shared memory",
 				  text);
 	else
-		code = list_make(core, entries, kind, ret, answer);
+		code = list_make(core, caller, entries, kind, ret, answer);
 	entries_free(entries);
 	return code;
 }

@@ -24,6 +24,14 @@ bool core_ready(Core *core) {
 	return r == 0;
 }
 
+/* whether there are a broker that lets this user keep regions, and somebody who opens keys */
+static bool can_register(Core *core) {
+	LinkSession *session = link_get(core->link);
+
+	return core->allow_client_shm && session && session->rights & LINK_RIGHT_KEEP &&
+	       key_opener_works(core->opener) && core_ready(core);
+}
+
 void core_metadata(Core *core, CoreMetadata *ret) {
 	size_t n = 0;
 
@@ -34,7 +42,7 @@ void core_metadata(Core *core, CoreMetadata *ret) {
 		ret->extensions[n++] = "classification";
 		ret->extensions[n++] = "statistics";
 	}
-	if (core->allow_client_shm && core_ready(core)) {
+	if (can_register(core)) {
 		ret->extensions[n++] = "system_shared_memory";
 		if (core->devices->n)
 			ret->extensions[n++] = "cuda_shared_memory";

@@ -91,7 +91,7 @@ AnswerCode core_check_allowed(const Core *core, Answer *answer);
 
 typedef struct CoreRegion {
 	char *name;
-	char *key; /* NULL with CUDA; "shmbroker:NAME" for what was registered natively */
+	char *key; /* NULL with CUDA; "shmbroker:NAME" for what was registered natively; "" for another user's */
 	uint64_t offset;
 	uint64_t byte_size;
 	uint64_t device_id;
@@ -110,6 +110,9 @@ typedef struct CoreRegionList {
 AnswerCode core_status(Core *core, const Caller *caller, CoreKind kind, Bytes name, CoreRegionList *ret,
 		       Answer *answer);
 void core_region_list_deinit(CoreRegionList *list);
+
+/* Whether @caller is told the key of a region of @uid: administrators, and whose it is. */
+bool core_shows_key(const Core *core, const Caller *caller, uint32_t uid);
 
 /* Whether @caller may unregister the region that @status tells of, as far as is seen from here. */
 bool core_may_unregister(const Core *core, const Caller *caller, const struct shmb_status *status);

@@ -118,7 +118,8 @@ static struct json_object *region_new(const State *state, const struct shmb_stat
 	struct json_object *region = json_object_new_object(), *holders = json_object_new_array();
 
 	put_text(region, "name", status->name);
-	put_text(region, "key", status->key[0] ? status->key : NULL);
+	put_text(region, "key",
+		 status->key[0] && core_shows_key(request->core, &request->caller, status->uid) ? status->key : NULL);
 	put_text(region, "kind", status->kind == SHMB_MEMORY_CPU ? "system" : "cuda");
 	put_text(region, "state", state_word(status->state));
 	put_number(region, "size", status->size);

@@ -6,6 +6,7 @@
 #include <linux/magic.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -29,8 +30,9 @@ struct KeyOpener {
 	bool any_owner;
 	size_t n_owners;
 	uint32_t owners[KEY_OWNERS_MAX];
-	pid_t child; /* 0: this process opens by itself */
-	int channel; /* to the child */
+	pid_t child;	  /* 0: this process opens by itself */
+	int channel;	  /* to the child; below 0: it has ended */
+	uint32_t n_asked; /* the number of the last request */
 };
 
 /* Only what is safe to open and belongs to whom it should: 0, or a negative errno. */
@@ -80,8 +82,14 @@ static int open_file(const KeyOpener *opener, const char *key, uint32_t *ret_uid
 
 /* ---- the child ---- */
 
+typedef struct Request {
+	uint32_t number;
+	char key[KEY_NAME_MAX]; /* as long as the message reaches */
+} Request;
+
 typedef struct Reply {
-	int32_t result; /* 0, and an fd comes with it, or a negative errno */
+	uint32_t number; /* of the request */
+	int32_t result;	 /* 0, and an fd comes with it, or a negative errno */
 	uint32_t uid;
 } Reply;
 
@@ -113,7 +121,7 @@ static int set_capabilities(uint32_t which) {
 }
 
 static void child_run(const KeyOpener *opener, int channel) {
-	char key[KEY_NAME_MAX + 1];
+	Request request;
 	ssize_t size;
 
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -122,11 +130,12 @@ static void child_run(const KeyOpener *opener, int channel) {
 	(void)signal(SIGINT, SIG_IGN);
 	if (set_capabilities(1U << CAP_DAC_OVERRIDE))
 		_exit(EXIT_FAILURE);
-	while ((size = recv(channel, key, KEY_NAME_MAX, 0)) > 0) {
-		Reply reply = {};
+	while ((size = recv(channel, &request, sizeof(request), 0)) > (ssize_t)offsetof(Request, key)) {
+		Reply reply = { .number = request.number };
+		char key[KEY_NAME_MAX + 1] = {};
 		int fd;
 
-		key[size] = 0;
+		memcpy(key, request.key, (size_t)size - offsetof(Request, key));
 		fd = open_file(opener, key, &reply.uid);
 		reply.result = fd < 0 ? fd : 0;
 		if (send_reply(channel, &reply, fd))
@@ -137,29 +146,58 @@ static void child_run(const KeyOpener *opener, int channel) {
 	_exit(EXIT_SUCCESS);
 }
 
-static int ask_child(const KeyOpener *opener, const char *key, uint32_t *ret_uid) {
+/* One reply, whichever request it is to. Sets @ret_fd to an fd of the caller's, or below 0. 0, or a negative errno. */
+static int receive_reply(int channel, Reply *ret, int *ret_fd) {
 	union {
 		struct cmsghdr header;
 		char space[CMSG_SPACE(sizeof(int))];
 	} control = {};
-	Reply reply;
-	struct iovec part = { &reply, sizeof(reply) };
+	struct iovec part = { ret, sizeof(*ret) };
 	struct msghdr message = {
 		.msg_iov = &part,
 		.msg_iovlen = 1,
 		.msg_control = &control,
 		.msg_controllen = sizeof(control),
 	};
-	int fd = -EBADF;
+	ssize_t size = recvmsg(channel, &message, MSG_CMSG_CLOEXEC);
 
-	if (send(opener->channel, key, strlen(key), MSG_NOSIGNAL) < 0)
+	if (size < 0)
 		return -errno;
-	if (recvmsg(opener->channel, &message, MSG_CMSG_CLOEXEC) != sizeof(reply))
-		return -EIO;
+	if (size != sizeof(*ret))
+		return -EPIPE;
+	*ret_fd = -EBADF;
 	if (message.msg_controllen && control.header.cmsg_type == SCM_RIGHTS)
-		memcpy(&fd, CMSG_DATA(&control.header), sizeof(fd));
-	*ret_uid = reply.uid;
-	return reply.result ? reply.result : fd;
+		memcpy(ret_fd, CMSG_DATA(&control.header), sizeof(*ret_fd));
+	return 0;
+}
+
+static int ask_child(KeyOpener *opener, const char *key, uint32_t *ret_uid) {
+	Request request = { .number = ++opener->n_asked };
+	Reply reply;
+	int fd = -EBADF, r = 0;
+
+	if (opener->channel < 0)
+		return -EPIPE;
+	memcpy(request.key, key, strlen(key));
+	if (send(opener->channel, &request, offsetof(Request, key) + strlen(key), MSG_NOSIGNAL) < 0)
+		r = -errno;
+	while (!r) {
+		r = receive_reply(opener->channel, &reply, &fd);
+		if (!r && reply.number == request.number) {
+			*ret_uid = reply.uid;
+			return reply.result ? reply.result : fd;
+		}
+		/* to a request that was given up: it is about another key */
+		if (!r && fd >= 0)
+			(void)close(fd);
+	}
+	if (r == -EPIPE || r == -ECONNRESET) {
+		log_write(
+			"the process that opens keys has ended: no key is opened before this gateway is started anew");
+		(void)close(opener->channel);
+		opener->channel = -EPIPE;
+	}
+	return r;
 }
 
 static int child_start(KeyOpener *opener) {
@@ -177,6 +215,7 @@ static int child_start(KeyOpener *opener) {
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
 		return -errno;
 	(void)setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+	(void)setsockopt(pair[0], SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
 	opener->child = fork();
 	if (opener->child < 0) {
 		r = -errno;
@@ -252,6 +291,10 @@ KeyOpener *key_opener_free(KeyOpener *opener) {
 	}
 	free(opener);
 	return NULL;
+}
+
+bool key_opener_works(const KeyOpener *opener) {
+	return !opener->child || opener->channel >= 0;
 }
 
 int key_open(KeyOpener *opener, const Caller *caller, const char *key, int *ret_fd) {

@@ -11,6 +11,7 @@
  * Only regular files of the tmpfs at /dev/shm are opened, never through a link, and by names of a single part.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,6 +25,8 @@ typedef struct KeyOpener KeyOpener;
  * is no CAP_DAC_OVERRIDE), another negative errno; all logged.
  */
 int key_opener_new(KeyOpener **ret, const char *owners, const char *prefix);
+/* False once the child has been found to have ended: nothing is opened any more. */
+bool key_opener_works(const KeyOpener *opener);
 /* Ends the child, too. NULL is fine. */
 KeyOpener *key_opener_free(KeyOpener *opener);
 
