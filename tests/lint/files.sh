@@ -18,7 +18,7 @@ files() {
 			grep -v -F -f <(build_directories); then
 		return
 	fi
-	cat Makefile.am ./*/local.mk | tr -s '\\[:space:]' '\n' | grep -E '^[a-z]+/' | sort -u | while read -r word; do
+	cat Makefile.am ./*/local.mk ./*/*/local.mk | tr -s '\\[:space:]' '\n' | grep -E '^[a-z]+/' | sort -u | while read -r word; do
 		if [ -d "$word" ]; then
 			find "$word" -type f
 		elif [ -f "$word" ]; then

@@ -8,7 +8,7 @@ set -u
 # brackets keep these patterns from finding themselves
 leftovers='(/hom[e]/[a-z]|/wor[k]/|/tm[p]/(bas[h]|w/)|\bTOD[O]\b|\bFIXM[E]\b|\bXX[X]\b|deb[.]debian[.]org|py[p]i[.]org|pythonhoste[d])'
 
-listed=$(cat Makefile.am configure.ac ./*/local.mk)
+listed=$(cat Makefile.am configure.ac ./*/local.mk ./*/*/local.mk)
 seen=0
 while read -r file; do
 	seen=$((seen + 1))
