@@ -56,6 +56,7 @@ typedef struct Registration {
 	Session *session;
 	ListLink session_link;
 	AccountCharge charge;
+	AccountCharge charge_fds; /* of the message, until memory pays for its own */
 	WireHeader header;
 	uint8_t *message; /* the whole of it */
 	size_t size;
@@ -150,6 +151,7 @@ static Registration *registration_free(Registration *registration) {
 		closer_close(session->broker->closer, session->peer.uid, registration->fds[i]);
 	list_remove(&registration->session_link);
 	account_refund(&registration->charge);
+	account_refund(&registration->charge_fds);
 	free(registration->message);
 	free(registration);
 	return NULL;
@@ -165,6 +167,7 @@ static int registration_new(Registration **ret, Request *request, uint32_t n) {
 	size_t size = request->header.length;
 	Session *session = request->session;
 	Registration *registration;
+	int r;
 
 	registration = calloc(1, sizeof(*registration) + n * sizeof(registration->checks[0]));
 	if (!registration)
@@ -184,6 +187,12 @@ static int registration_new(Registration **ret, Request *request, uint32_t n) {
 		registration_free(registration);
 		return SHMB_E_QUOTA;
 	}
+	r = request->n_fds ? account_charge(&registration->charge_fds, session->account, ACCOUNT_FDS, request->n_fds)
+			   : 0;
+	if (r) {
+		registration_free(registration);
+		return r == ACCOUNT_E_FULL ? SHMB_E_NO_FDS : SHMB_E_QUOTA;
+	}
 	for (size_t i = 0; i < request->n_fds; ++i)
 		registration->fds[registration->n_fds++] = steal_fd(&request->fds[i]);
 	*ret = registration;
@@ -201,6 +210,7 @@ static void registration_finish(Registration *registration) {
 	};
 	Entries entries;
 
+	account_refund(&registration->charge_fds);
 	/* it was read before */
 	if (!registration->session->dying &&
 	    !wire_read_register(&request.body, (uint32_t)request.n_fds, entries.at, &entries.n))

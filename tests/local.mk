@@ -35,6 +35,7 @@ system_files = \
 	tests/system/test_bench.py \
 	tests/system/test_call_timeout.py \
 	tests/system/test_client.py \
+	tests/system/test_cuda_attacks.py \
 	tests/system/test_cuda_client.py \
 	tests/system/test_cuda_helper.py \
 	tests/system/test_cuda_relay.py \

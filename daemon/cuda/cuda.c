@@ -81,8 +81,14 @@ static int check_question(const Cuda *cuda, CudaCheck *check) {
 	return check->kind == WIRE_KIND_CUDA_VMM ? cuda_fd_check(cuda, check->fd, check->why) : 0;
 }
 
-/* what a helper has seen a moment ago is not looked at again for everybody who asks in vain */
-static int check_probe(const Cuda *cuda, CudaCheck *check) {
+bool cuda_has_seen(const Cuda *cuda, const uint8_t uuid[16]) {
+	for (uint32_t i = 0; i < cuda->n_devices; ++i)
+		if (!memcmp(cuda->devices[i], uuid, sizeof(cuda->devices[i])))
+			return true;
+	return false;
+}
+
+int cuda_check_probe(const Cuda *cuda, CudaCheck *check) {
 	char uuid[WIRE_UUID_TEXT_SIZE], seen[5 * WIRE_UUID_TEXT_SIZE] = "";
 
 	if (!cuda->probe_ns || loop_now(cuda->loop) - cuda->probe_ns > GPU_PROBE_NS)
@@ -91,13 +97,11 @@ static int check_probe(const Cuda *cuda, CudaCheck *check) {
 		(void)snprintf(check->why, WIRE_TEXT_MAX, "%s", cuda->probe_text);
 		return cuda_cause_code(cuda->probe_cause);
 	}
-	for (uint32_t i = 0; i < cuda->n_devices; ++i) {
+	if (cuda_has_seen(cuda, check->device))
+		return 0;
+	for (uint32_t i = 0; i < cuda->n_devices && i < 5; ++i) {
 		size_t length = strlen(seen);
 
-		if (!memcmp(cuda->devices[i], check->device, sizeof(check->device)))
-			return 0;
-		if (i >= 5)
-			continue;
 		if (i)
 			seen[length++] = ' ';
 		wire_uuid_format(cuda->devices[i], seen + length);
@@ -112,7 +116,7 @@ static int start_check(Cuda *cuda, CudaCheck *check) {
 
 	r = check_question(cuda, check);
 	if (!r)
-		r = check_probe(cuda, check);
+		r = cuda_check_probe(cuda, check);
 	if (r)
 		return r;
 	gpu = gpu_get(cuda, check->device);

@@ -106,6 +106,33 @@ static void gpu_next_turn(Gpu *gpu, uint32_t uid) {
 
 /* ---- helpers ---- */
 
+/*
+ * Of GPUs that no helper has seen one at a time is looked for: names cost nothing, and helpers are few. What is found
+ * is the answer for the others, too.
+ */
+static bool gpu_must_wait(const Gpu *gpu) {
+	const Cuda *cuda = gpu->cuda;
+
+	return !gpu->process && cuda->finder && cuda->finder != gpu && !cuda_has_seen(cuda, gpu->uuid);
+}
+
+/* a helper has started, or has not; those that waited for that go on by their timers */
+static void gpu_end_start(Gpu *gpu) {
+	Cuda *cuda = gpu->cuda;
+
+	gpu->in_start = false;
+	if (cuda->finder != gpu)
+		return;
+	cuda->finder = NULL;
+	list_for_each (link, &cuda->gpus) {
+		Gpu *other = container_of(link, Gpu, link);
+
+		if (other != gpu && !list_is_empty(&other->queue))
+			loop_timer_set(cuda->loop, &container_of(list_first(&other->queue), CudaCheck, link)->timer,
+				       loop_now(cuda->loop));
+	}
+}
+
 static void gpu_arm(Gpu *gpu, uint64_t ns) {
 	Loop *loop = gpu->cuda->loop;
 
@@ -117,7 +144,7 @@ static void gpu_part(Gpu *gpu) {
 	CudaProcess *process = gpu->process;
 
 	gpu->process = NULL;
-	gpu->in_start = false;
+	gpu_end_start(gpu);
 	loop_timer_unlink(&gpu->idle);
 	if (!process)
 		return;
@@ -140,7 +167,7 @@ static void on_end(CudaProcess *process) {
 	if (!was_working)
 		return;
 	gpu->n_users++;
-	gpu->in_start = false;
+	gpu_end_start(gpu);
 	loop_timer_unlink(&gpu->idle);
 	loop_timer_unlink(&gpu->deadline);
 	gpu_note_failure(gpu, was_starting || !gpu->serial ? LOG_NO_UID : gpu->current_uid, how);
@@ -169,7 +196,7 @@ static void on_ready(Gpu *gpu, const HelperReply *reply) {
 	loop_timer_unlink(&gpu->deadline);
 	cuda_note_probe(gpu->cuda, reply);
 	if (!reply->cause) {
-		gpu->in_start = false;
+		gpu_end_start(gpu);
 		gpu->process->is_ready = true;
 		log_write(LOG_CUDA_HELPER, LOG_NO_UID, NULL, "shmbroker-cuda-helper %d works: %s, %u GPUs are visible",
 			  (int)gpu->process->pid, reply->text, reply->n_devices);
@@ -280,6 +307,8 @@ static bool gpu_start(Gpu *gpu) {
 	gpu->process->on_reply = on_reply;
 	gpu->process->on_end = on_end;
 	gpu->in_start = true;
+	if (!cuda->finder && !cuda_has_seen(cuda, gpu->uuid))
+		cuda->finder = gpu;
 	gpu_arm(gpu, cuda->config->cuda_start_timeout_ns);
 	return true;
 }
@@ -315,11 +344,16 @@ static void gpu_send(Gpu *gpu, CudaCheck *check) {
 	(void)cuda_process_send(gpu->process, &request, check->kind == WIRE_KIND_CUDA_VMM ? check->fd : -EBADF);
 }
 
-/* refuses @check when helpers have failed over its owner's memory too often */
+/* refuses @check when helpers have failed over its owner's memory too often, or no helper would find the GPU */
 static bool gpu_refuse(Gpu *gpu, CudaCheck *check) {
 	uint32_t failures;
 	uint64_t rest = gpu_must_rest(gpu, check->uid, &failures);
+	int r = gpu->process ? 0 : cuda_check_probe(gpu->cuda, check);
 
+	if (r) {
+		check_finish(check, r);
+		return true;
+	}
 	if (!rest)
 		return false;
 	check_finish(check, cuda_cause_write(check->why, CUDA_CAUSE_BUSY, NULL, failures, gpu->last_failure,
@@ -350,6 +384,7 @@ static void gpu_pump(Gpu *gpu) {
 		gpu->process = NULL;
 		if (!gpu_start(gpu)) {
 			gpu->process = old;
+			gpu_arm_idle(gpu);
 			return;
 		}
 		/* a start costs others time, and a pid is only what the owner says */
@@ -359,7 +394,7 @@ static void gpu_pump(Gpu *gpu) {
 			cuda_process_hang_up(old, gpu->cuda->config->cuda_operation_timeout_ns);
 		return;
 	}
-	if (!gpu_start(gpu) || gpu->in_start)
+	if (gpu_must_wait(gpu) || !gpu_start(gpu) || gpu->in_start)
 		return;
 	gpu_send(gpu, check);
 }
@@ -381,10 +416,10 @@ Gpu *gpu_get(Cuda *cuda, const uint8_t uuid[16]) {
 	}
 	list_for_each (link, &cuda->gpus) {
 		gpu = container_of(link, Gpu, link);
-		if (cuda->n_gpus >= GPU_MAX && is_unused(gpu))
+		if (cuda->n_gpus >= GPU_UNSEEN_MAX && is_unused(gpu))
 			gpu_free(gpu);
 	}
-	gpu = cuda->n_gpus < GPU_MAX ? calloc(1, sizeof(*gpu)) : NULL;
+	gpu = cuda->n_gpus < (cuda_has_seen(cuda, uuid) ? GPU_MAX : GPU_UNSEEN_MAX) ? calloc(1, sizeof(*gpu)) : NULL;
 	if (!gpu)
 		return NULL;
 	gpu->cuda = cuda;
@@ -415,6 +450,8 @@ Gpu *gpu_free(Gpu *gpu) {
 	loop_timer_unlink(&gpu->deadline);
 	loop_timer_unlink(&gpu->idle);
 	list_remove(&gpu->link);
+	if (gpu->cuda->finder == gpu)
+		gpu->cuda->finder = NULL;
 	gpu->cuda->n_gpus--;
 	free(gpu);
 	return NULL;

@@ -11,7 +11,8 @@
  *
  * Users take turns, and whoever offers memory over which helpers fail GPU_FAILURES_MAX times within a minute is refused
  * for the rest of it, so that nobody's memory keeps others waiting for long; so is everybody when helpers fail that often
- * before they have looked at anything, or GPU_FAILURES_ALL times in all.
+ * before they have looked at anything, or GPU_FAILURES_ALL times in all. Of GPUs that no helper has seen yet, one at a
+ * time gets a helper: nobody uses them all up by UUIDs that are none.
  */
 
 #include "cuda/cause.h"
@@ -23,6 +24,7 @@
 #define GPU_FAILURES_NS UINT64_C(60000000000)
 #define GPU_PROBE_NS UINT64_C(5000000000) /* for how long what a helper saw of the machine is believed */
 #define GPU_MAX 64			  /* GPUs that are remembered; those without a helper are forgotten first */
+#define GPU_UNSEEN_MAX 32		  /* beyond so many, none that no helper has seen is added */
 #define GPU_PROCESSES_MAX 16
 #define GPU_NUMBER_SHIFT 40 /* a hold is the number of its helper, and the serial of its check */
 
@@ -67,7 +69,13 @@ struct Cuda {
 	char probe_text[WIRE_TEXT_MAX];
 	uint32_t n_devices;
 	uint8_t devices[HELPER_DEVICES_MAX][16];
+	Gpu *finder; /* whose helper starts although nobody has seen that GPU yet; NULL for none */
 };
+
+/* Is @uuid one of the GPUs that a helper has seen last, however long ago? */
+bool cuda_has_seen(const Cuda *cuda, const uint8_t uuid[16]);
+/* What a helper has seen a moment ago: 0 where that says nothing against @check, else as cuda_check_start() answers. */
+int cuda_check_probe(const Cuda *cuda, CudaCheck *check);
 
 /* The Gpu with a UUID, made where there is none. Returns NULL without memory or when there are too many. */
 Gpu *gpu_get(Cuda *cuda, const uint8_t uuid[16]);

@@ -131,22 +131,23 @@ def entries(data, at, count, name, *parts):
         yield entry, at
 
 
-def register_entry(name, size, offset=0, access=READ_WRITE, flags=0, acl=(), fd=0, read_only_fd=NO_FD, **fields):
+def register_entry(name, size, offset=0, access=READ_WRITE, flags=0, acl=(), fd=0, read_only_fd=NO_FD, handle=b"", **fields):
     """A RegisterEntry with what follows it; @acl has pairs (kind, id)."""
     name, key = name_bytes(name), name_bytes(fields.pop("key", b""))
     kind = fields.pop("kind", NUMBERS["KIND"]["MEMORY"])
     body = STRUCTS["RegisterEntry"].pack(
         kind=kind, access=access, flags=flags, fd_index=fd, read_only_fd_index=read_only_fd, offset=offset, size=size,
-        name_length=len(name), acl_count=len(acl), key_length=len(key), **{"principal": ANY_UID, **fields})
-    return body + padded(name) + b"".join(STRUCTS["AclEntry"].pack(kind=k, id=i) for k, i in acl) + padded(key)
+        name_length=len(name), acl_count=len(acl), handle_length=len(handle), key_length=len(key),
+        **{"principal": ANY_UID, **fields})
+    acl = b"".join(STRUCTS["AclEntry"].pack(kind=k, id=i) for k, i in acl)
+    return body + padded(name) + acl + padded(handle) + padded(key)
 
 
 def cuda_entry(name, size, handle=b"", device=b"\x47" * 16, kind=None, **fields):
     """A RegisterEntry of GPU memory: of CUDA IPC with a handle, of an fd without."""
     kind = NUMBERS["KIND"][kind or ("CUDA_IPC" if handle else "CUDA_VMM")]
     fd = NO_FD if handle else 0
-    item = register_entry(name, size, **{"fd": fd, "kind": kind, "device": device, "handle_length": len(handle), **fields})
-    return item + padded(handle)
+    return register_entry(name, size, **{"fd": fd, "kind": kind, "device": device, "handle": handle, **fields})
 
 
 def batch(*items):

@@ -89,6 +89,17 @@ def test_a_key_outlives_the_broker(start):
     keeper.unregister("kept", wait=True)
 
 
+def test_gpu_memory_has_a_key_too(start):
+    """In its message the key is behind the handle."""
+    lasting = start(kind=LastingBroker, config="[cuda]\nmode = relay\n")
+    owner = lasting.peer(OWNER)
+    owner.give_cuda("gpu", handle=bytes(range(64)), object_size=8192, key=LONGEST)
+    lasting.kill()
+    owner.resume()
+    assert key_of(owner, "gpu") == LONGEST
+    assert owner.lookup("gpu", want_fd=True, no_lease=True)["handle"] == bytes(range(64))
+
+
 def test_many_regions_with_the_longest_keys_and_names(broker):
     """More than a page of the list has room for."""
     owner = broker.peer(OWNER)
