@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import stat
+import tempfile
 import types
 
 import pytest
@@ -255,6 +256,14 @@ def as_uid(uid, call):
     return int(status), error
 
 
+def secret(file):
+    """The name of @file, in which the tokens are, for the gateway only."""
+    file.write(f"{TOKEN}\nadmin {ADMIN}\n")
+    file.flush()
+    os.chown(file.name, GATEWAY, GATEWAY)
+    return file.name
+
+
 def children(gateway):
     """The pids of what it has started."""
     pid = gateway.process.pid
@@ -362,6 +371,22 @@ class TestUids:
             assert as_uid(OTHER, lambda: keys(gateway)) == (200, "")
             # root is an administrator
             assert keys(gateway, unix=True).error == mine
+
+    def test_an_administrator_unregisters_regions_of_others(self, key):
+        """By name and all, at a Unix socket and with a token; who is none leaves them alone."""
+        with tempfile.NamedTemporaryFile("w") as tokens, \
+             parties(DELEGATE, f"--key-owners={CLIENT},{OTHER}", f"--token-file={secret(tokens)}") as gateway:
+            memory = {uid: key(str(uid), 64, uid=uid) for uid in (CLIENT, OTHER)}
+            for how in ({"unix": True}, {"headers": bearer(ADMIN)}):
+                for uid, name in memory.items():
+                    assert as_uid(uid, lambda key=name: gateway.register(f"of {key}", key, 64, unix=True)) == (200, "")
+                assert gateway.post("/v2/systemsharedmemory/unregister", headers=bearer(TOKEN)).status == 200
+                assert gateway.region("system", f"of {name}", "unregister", headers=bearer(TOKEN)).status == 403
+                assert len(gateway.status(**how)) == 2
+                assert gateway.region("system", f"of {name}", "unregister", **how).status == 200
+                assert [entry["name"] for entry in gateway.status(**how)] == [f"of {memory[CLIENT]}"]
+                assert gateway.post("/v2/systemsharedmemory/unregister", **how).status == 200
+                assert gateway.status(**how) == []
 
     def test_the_opener_has_one_capability(self):
         """And the gateway none."""

@@ -559,7 +559,8 @@ static bool may_retire(const LinkSession *session, const Caller *caller, const E
 
 	*ret_principal = principal_of(session, caller);
 	if (caller->admin) {
-		*ret_principal = 0;
+		/* the rights of whoever has the region, where the gateway may act for others */
+		*ret_principal = delegate ? entry->uid + 1 : 0;
 		return true;
 	}
 	/* TCP has no identity: what came through this door is the gateway's, and nothing else is such a caller's */

@@ -49,9 +49,9 @@ static void on_signal(evutil_socket_t number, short what, void *userdata) {
 	door_done(gateway);
 }
 
-/* accept never runs out of fds before the caps of connections are reached */
+/* accept never runs out of fds before the caps of connections are reached, of which each of the three doors has one */
 static void raise_fds(const Options *options) {
-	rlim_t needed = 2 * (rlim_t)options->max_connections + GATEWAY_FDS;
+	rlim_t needed = 3 * (rlim_t)options->max_connections + GATEWAY_FDS;
 	struct rlimit limit;
 
 	if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= needed)
