@@ -19,6 +19,7 @@
 static int client_connect(struct shmb_client *client, const char *path) {
 	struct sockaddr_un *address = &client->resume.address;
 	struct timespec wait = { .tv_nsec = CONNECT_WAIT_NS };
+	char text[sizeof(address->sun_path) + 128];
 	int r = 0;
 
 	if (!path)
@@ -42,7 +43,9 @@ static int client_connect(struct shmb_client *client, const char *path) {
 			break;
 		(void)nanosleep(&wait, NULL);
 	}
-	return error_plain(r);
+	(void)snprintf(text, sizeof(text), "no broker at %s: %s%s", path, shmb_error_text(r),
+		       r == -EACCES ? ": is this user in the group of the socket?" : "");
+	return error_set(r, text);
 }
 
 static int client_hello(struct shmb_client *client, uint32_t roles) {

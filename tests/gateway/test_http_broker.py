@@ -224,6 +224,8 @@ def test_ports_file(gateway):
     assert ports["pid"] == gateway.process.pid
     assert ports["http"] == {"address": "127.0.0.1", "port": gateway.http_port, "socket": str(gateway.directory / "http")}
     assert [path.name for path in gateway.directory.glob("ports*")] == ["ports"]
+    log = gateway.log()
+    assert f"http at 127.0.0.1, port {gateway.http_port}\n" in log and f"http at {gateway.directory / 'http'}\n" in log
 
 
 @pytest.mark.parametrize("arguments, status", [

@@ -178,7 +178,8 @@ int link_new(Link **ret, struct event_base *base, const char *socket) {
 	r = link_connect(link);
 	if (r) {
 		link_say(link, "cannot be reached", r);
-		log_write("%s", link->why);
+		/* clients are not told the path of the socket, which is in the library's text */
+		log_write("%s", r < 0 && *shmb_last_error() ? shmb_last_error() : link->why);
 		link_retry(link);
 	}
 	*ret = link;

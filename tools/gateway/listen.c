@@ -35,6 +35,10 @@ static int listen_add(ListenSet *set, const char *door, int fd, bool is_unix, co
 	*socket = (ListenSocket){ .door = door, .fd = fd, .is_unix = is_unix, .port = port };
 	strcpy(socket->address, address);
 	set->n++;
+	if (is_unix)
+		log_write("%s at %s", door, address);
+	else
+		log_write("%s at %s, port %u", door, address, port);
 	return 0;
 }
 

@@ -2,8 +2,9 @@
 #pragma once
 
 /*
- * Listen: the sockets that the gateway listens at, and the file that says which they are. A ListenSet owns its sockets,
- * and takes Unix sockets away with itself. Every door asks it for its own, by what the options say.
+ * Listen: the sockets that the gateway listens at, of each of which the log has a line, and the file that says which they
+ * are. A ListenSet owns its sockets, and takes Unix sockets away with itself. Every door asks it for its own, by what the
+ * options say.
  */
 
 #include <stdbool.h>
