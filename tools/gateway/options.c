@@ -146,7 +146,7 @@ int options_parse(Options *ret, int argc, char **argv) {
 	table[OPTIONS_N + 1] = (struct option){ "help", no_argument, NULL, 'h' };
 
 	while ((c = getopt_long(argc, argv, "h", table, NULL)) >= 0) {
-		const Option *option = &options[c - OPTIONS_FIRST];
+		const Option *option;
 		const char *expected;
 		bool word;
 
@@ -160,6 +160,7 @@ int options_parse(Options *ret, int argc, char **argv) {
 		case '?':
 			return OPTIONS_USAGE;
 		}
+		option = &options[c - OPTIONS_FIRST];
 		/* the value of a BOOL may also be the next word, as with Triton */
 		if (option->type == BOOL && !optarg && optind < argc && parse_bool(argv[optind], &word))
 			optarg = argv[optind++];
