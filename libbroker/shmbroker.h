@@ -409,7 +409,8 @@ int shmb_cuda_adopt(struct shmb_client *client, const char *name, const struct s
 
 /*
  * Gives a lease back when all that @stream has been given is done, without waiting: for work on the memory that still
- * runs. On 0 the lease is gone for the caller; else it is as it was. The client must live until then.
+ * runs. On 0 the lease is gone for the caller; else it is as it was. shmb_client_free() waits for that, up to 10 s: then
+ * it leaves the client as it is.
  * Also returns SHMB_E_STALE.
  */
 int shmb_lease_release_after(struct shmb_lease *lease, void *stream);

@@ -14,6 +14,8 @@
 #define DEFAULT_SOCKET "/run/shmbroker/shmbroker.sock"
 #define CONNECT_TRIES 50
 #define CONNECT_WAIT_NS 20000000
+#define STREAM_STEP_MS 1
+#define STREAM_WAIT_MS 10000
 
 /* a socket unit that restarts is away for some milliseconds */
 static int client_connect(struct shmb_client *client, const char *path) {
@@ -212,8 +214,23 @@ int shmb_client_new(struct shmb_client **ret, const char *socket_path, uint32_t 
 	return 0;
 }
 
+/* false when a stream still has a lease: one whose context broke never gives it back */
+static bool wait_for_streams(struct shmb_client *client) {
+	struct timespec step = { .tv_nsec = STREAM_STEP_MS * 1000000 };
+
+	for (uint32_t ms = 0; atomic_load(&client->n_later); ms += STREAM_STEP_MS) {
+		if (ms >= STREAM_WAIT_MS)
+			return false;
+		(void)nanosleep(&step, NULL);
+	}
+	return true;
+}
+
 struct shmb_client *shmb_client_free(struct shmb_client *client) {
 	if (!client)
+		return NULL;
+	/* better it stays than that it is missed by a stream */
+	if (!client_is_foreign(client) && !wait_for_streams(client))
 		return NULL;
 	/* the connection is the parent's: a child only forgets what it inherited */
 	if (!client_is_foreign(client))

@@ -133,7 +133,8 @@ struct shmb_client {
 	uint32_t n_mapped;
 	uint32_t n_mapped_max;
 	uint64_t lanes_taken;
-	struct shmb_pool *pools; /* that are open */
+	struct shmb_pool *pools;  /* that are open */
+	_Atomic uint32_t n_later; /* leases that a stream will release: shmb_lease_release_after() */
 
 	struct shmb_client *next; /* of all clients of this process */
 };

@@ -309,11 +309,14 @@ void cuda_mapping_place(const CudaMapping *mapping, CudaPlace *ret) {
 
 static void on_stream_done(void *data) {
 	struct shmb_lease *lease = data;
+	struct shmb_client *client = lease->client;
 
 	in_callback = true;
 	(void)shmb_lease_release(lease);
 	in_callback = false;
 	free(lease);
+	/* from here on it may be freed */
+	atomic_fetch_sub(&client->n_later, 1);
 }
 
 static int check_lease(const struct shmb_lease *lease) {
@@ -350,10 +353,12 @@ int shmb_lease_release_after(struct shmb_lease *lease, void *stream) {
 	*later = *lease;
 	lease->client = NULL;
 	lease->address = NULL;
+	atomic_fetch_add(&later->client->n_later, 1);
 	result = driver->cuLaunchHostFunc(stream, on_stream_done, later);
 	cuda_leave(&context, false);
 	if (result) {
 		*lease = *later;
+		atomic_fetch_sub(&lease->client->n_later, 1);
 		free(later);
 		return cuda_failed(driver, result, "cuLaunchHostFunc", NULL);
 	}

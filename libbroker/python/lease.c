@@ -265,6 +265,71 @@ static PyObject *get_file_offset(PyObject *self, void *unused) {
 	return lease_file((Lease *)self, true);
 }
 
+/* ---- GPUs ---- */
+
+static PyObject *lease_release_after(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
+	static const Signature signature = { "release_after", 0, 1, 1, { "stream" } };
+	Lease *lease = (Lease *)self;
+	uint64_t stream = 0;
+	PyObject *values[1];
+	int r;
+
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
+	    py_argument_uint64(values[0], "stream", &stream) || check_held(lease))
+		return NULL;
+	if (lease->memory.n_exports) {
+		PyErr_SetString(PyExc_BufferError, "memoryviews, arrays or views that were made from it exist");
+		return NULL;
+	}
+	/* nothing is made from it meanwhile */
+	lease->memory.closed = true;
+	lease->memory.n_exports++;
+	WITHOUT_GIL(r = shmb_lease_release_after(&lease->lease, (void *)(uintptr_t)stream));
+	if (r) {
+		lease->memory.closed = false;
+		(void)py_error_raise(lease->memory.state, r);
+	} else {
+		lease->held = false;
+		lease->memory.data = NULL;
+		py_broker_unuse(lease->broker);
+	}
+	py_memory_unexport(&lease->memory);
+	return r ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *lease_pin(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
+	static const Signature signature = { "pin", 0, 1, 1, { "device" } };
+	Lease *lease = (Lease *)self;
+	void *pointer = NULL;
+	uint64_t device = 0;
+	PyObject *values[1];
+	int r;
+
+	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
+	    py_argument_uint64(values[0], "device", &device) || check_held(lease))
+		return NULL;
+	if (device > INT32_MAX)
+		return PyErr_SetString(PyExc_ValueError, "device is an ordinal"), NULL;
+	/* it stays held meanwhile */
+	lease->memory.n_exports++;
+	WITHOUT_GIL(r = shmb_lease_pin(&lease->lease, (int32_t)device, &pointer));
+	if (r)
+		(void)py_error_raise(lease->memory.state, r);
+	py_memory_unexport(&lease->memory);
+	return r ? NULL : PyLong_FromVoidPtr(pointer);
+}
+
+static PyObject *get_device_uuid(PyObject *self, void *unused) {
+	const Lease *lease = (Lease *)self;
+
+	(void)unused;
+	if (lease->lease.memory_type != SHMB_MEMORY_CUDA)
+		Py_RETURN_NONE;
+	return PyBytes_FromStringAndSize((const char *)lease->lease.device_uuid, sizeof(lease->lease.device_uuid));
+}
+
+/* ---- attributes ---- */
+
 static PyObject *get_memory_type(PyObject *self, void *unused) {
 	(void)unused;
 	return PyUnicode_FromString(((Lease *)self)->lease.memory_type == SHMB_MEMORY_CUDA ? "cuda" : "cpu");
@@ -293,6 +358,8 @@ static PyObject *get_released(PyObject *self, void *unused) {
 static PyGetSetDef getters[] = {
 	{ "memory_type", get_memory_type, NULL, "\"cpu\" or \"cuda\".", NULL },
 	{ "device", get_device, NULL, "Ordinal of the device in this process, -1 for the CPU.", NULL },
+	{ "device_uuid", get_device_uuid, NULL, "The 16 bytes that name the device everywhere, None for the CPU.",
+	  NULL },
 	{ "generation", get_generation, NULL, "The generation of the region that the lease is on.", NULL },
 	{ "flags", get_flags, NULL, "SHMB_REGION_* of the C library, as RegionFlags has them.", NULL },
 	{ "file_offset", get_file_offset, NULL, "Where in the file of fileno() the first byte is.", NULL },
@@ -306,6 +373,19 @@ static PyMethodDef methods[] = {
 	  "Gives the lease back, once; later calls do nothing more.\n\n"
 	  "While memoryviews, arrays or views made from it exist nothing new can be made from it, and it is given back with the "
 	  "last of them: then the result is False, otherwise True. Raises Revoked when the region was revoked meanwhile." },
+	{ "release_after", FAST(lease_release_after),
+	  "release_after($self, stream=None)\n--\n\n"
+	  "Gives the lease back when all that a stream has been given is done, without waiting: for work on the memory that "
+	  "still runs. Nothing can be made from it any more; the connection's close() waits for the stream.\n\n"
+	  "stream: the address of a CUstream or cudaStream_t; None is the default stream.\n\n"
+	  "Raises BufferError while memoryviews, arrays or views made from it exist, Unsupported without a GPU's driver, "
+	  "BadState without a CUDA context; ValueError after release()." },
+	{ "pin", FAST(lease_pin),
+	  "pin($self, device=0)\n--\n\n"
+	  "Page-locks the memory of the CPU behind the lease for a GPU, so that copies are fast: all of it, once, until this "
+	  "process unmaps it. Returns its address for the device.\n\n"
+	  "Raises Invalid for memory of a GPU, Sparse, InUse when the process has page-locked a part by itself, Unsupported, "
+	  "BadState without a CUDA context; ValueError after release()." },
 	{ "copy_in", FAST(lease_copy_in),
 	  "copy_in($self, data, offset=0)\n--\n\n"
 	  "Writes the bytes of a contiguous buffer at an offset in bytes; never SIGBUS.\n\n"

@@ -409,6 +409,70 @@ with shmbroker.connect(cuda_context=True) as broker:
 """) == "not yet\nno\nno\nof the CPU\n"
 
 
+def test_leases_and_streams(gpu):
+    assert gpu("""
+import fakecuda, pathlib, os, threading, time
+driver = fakecuda.Gpu("libcuda.so.1")
+driver.start()
+held = pathlib.Path(os.environ["FAKECUDA_DIR"]) / "hold"
+
+def leases(broker, name):
+    return sum(region.leases for region in broker.status(name))
+
+with shmbroker.connect() as owner, owner.cuda_alloc("kv", 64), owner.create("cpu", 64):
+    for name, uuid in (("kv", driver.uuid(0)), ("cpu", None)):
+        consumer = shmbroker.connect()
+        lease = consumer.get_memory_info(name, write=True)
+        assert lease.device_uuid == uuid
+        view = lease.view(64, "uint8")
+        try:
+            lease.release_after()
+        except BufferError:
+            print("a view")
+        del view
+        held.touch()
+        stream = driver.stream()
+        driver.note_later(stream)
+        lease.release_after(stream)
+        assert lease.released and lease.address is None and leases(owner, name) == 1
+        try:
+            lease.release_after(stream)
+        except ValueError:
+            print("once")
+        # the connection does not end under a stream
+        closer = threading.Thread(target=consumer.close)
+        closer.start()
+        assert leases(owner, name) == 1
+        held.unlink()
+        closer.join()
+        end = time.monotonic() + 30
+        while leases(owner, name) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not leases(owner, name)
+""") == "a view\nonce\n" * 2
+
+
+def test_page_locked_memory_of_the_cpu(gpu, machine):
+    assert gpu("""
+import fakecuda
+driver = fakecuda.Gpu("libcuda.so.1")
+with shmbroker.connect() as broker, broker.create("cpu", 8192, populate=True):
+    with broker.get_memory_info("cpu", write=True) as lease:
+        try:
+            lease.pin(0)
+        except shmbroker.BadState:
+            print("no context")
+        driver.start()
+        with broker.get_memory_info("cpu", offset=4096, write=True) as window:
+            assert window.pin() == lease.pin(0) + 4096
+    try:
+        lease.pin()
+    except ValueError:
+        print("given back")
+""") == "no context\ngiven back\n"
+    assert not machine.balance().get("pin")
+
+
 NO_GPUS = """
 try:
     shm.create_shared_memory_region("name", 64, 0)
