@@ -16,6 +16,7 @@
 #include "region.h"
 #include "session.h"
 #include "wire/fd.h"
+#include "wire/name.h"
 #include "wire/range.h"
 
 typedef struct Known {
@@ -275,11 +276,16 @@ static int read_segments(Recovery *recovery, NotifyFds *fds) {
 /* ---- regions ---- */
 
 /* the object of the record, NULL for a revoked region; false when the record makes no sense */
-static bool region_object(const Recovery *recovery, const LedgerRegion *at, Object **ret) {
+static bool region_object(const Recovery *recovery, uint32_t slot, const LedgerRegion *at, Object **ret) {
+	const char *why;
 	Object *object;
 
 	*ret = NULL;
-	if (!at->name_length || at->name_length > WIRE_NAME_MAX || at->state > WIRE_STATE_RETIRING)
+	/* others are told of them */
+	if (wire_name_check(at->name, at->name_length, &why) ||
+	    wire_key_check(ledger_key(recovery->ledger, slot), at->key_length, &why))
+		return false;
+	if (at->state > WIRE_STATE_RETIRING)
 		return false;
 	/* a generation that was never given would be given again */
 	if (at->generation > recovery->header->generation ||
@@ -319,7 +325,7 @@ static int restore_region(Recovery *recovery, uint32_t slot) {
 	Object *object;
 	bool has_name;
 
-	if (!region_object(recovery, at, &object)) {
+	if (!region_object(recovery, slot, at, &object)) {
 		region_is_lost(recovery, at);
 		return 0;
 	}

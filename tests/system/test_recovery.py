@@ -141,7 +141,15 @@ def another_epoch(scene, books):
     scene.region(books, "b").generation += 1 << 40
 
 
+def key_that_is_none(scene, books):
+    """It is told to others as it is."""
+    scene.region(books, "b").key_length = 5
+    at = books.ledger.keys_offset + 256 * scene.given["b"]["slot"]
+    books.ledger_map[at : at + 5] = b"a\nb\x1b["
+
+
 @pytest.mark.parametrize("change", [
+    key_that_is_none, in_region(name=b"\n"), in_region(name=b"\xf0"),
     half_written, not_in_the_ledger, object_of_nobody, object_of_another, object_of_another_uid, object_that_is_over, another_generation, another_epoch,
     in_region(state=77), in_region(name_length=0), in_region(name_length=300), in_region(name_length=65535),
     in_region(object=0xFFFFFFFE), in_region(offset=HUGE), in_region(size=HUGE),
