@@ -250,7 +250,8 @@ static void use_json(const uint8_t *data, size_t size) {
 		memcpy(text, data, size);
 		memcpy(copy, data, size);
 	}
-	REQUIRE(json_check(copy, size, &why, &offset) == (json_parse(text, size, &object, &answer) == ANSWER_OK));
+	REQUIRE(json_check(copy, size, &why, &offset) ==
+		(json_parse(text, size, JSON_COST_MAX, &object, &answer) == ANSWER_OK));
 	json_object_put(object);
 	answer_deinit(&answer);
 	free(text);

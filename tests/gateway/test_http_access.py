@@ -372,6 +372,19 @@ class TestUids:
             # root is an administrator
             assert keys(gateway, unix=True).error == mine
 
+    def test_the_memory_of_a_key_is_its_users(self):
+        """A key that is a region of the broker is its user's, as one that is a file is; the gateway acts for that user."""
+        with parties(DELEGATE) as gateway:
+            owner = gateway.place.start("shmbrokerctl", "-s", gateway.broker.socket, "register", "shm:mine", "--create=4096B",
+                                        uid=CLIENT, log=gateway.directory / "owner")
+            until(lambda: owner.poll() is not None or gateway.broker.regions(), "the owner")
+            others = as_uid(OTHER, lambda: gateway.register("a", "/mine", 4096, unix=True))
+            assert others == (500, "Unable to open shared memory region: '/mine'")
+            assert as_uid(CLIENT, lambda: gateway.register("a", "/mine", 4096, unix=True)) == (200, "")
+            assert {entry["name"]: entry["uid"] for entry in gateway.broker.regions()} == {"a": CLIENT, "shm:mine": CLIENT}
+            owner.terminate()
+            assert owner.wait(DEADLINE) == 0
+
     def test_an_administrator_unregisters_regions_of_others(self, key):
         """By name and all, at a Unix socket and with a token; who is none leaves them alone."""
         with tempfile.NamedTemporaryFile("w") as tokens, \

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client may do over HTTP at most: framing, sizes, time, connections; others are served meanwhile."""
 
+import contextlib
+import gzip
 import json
 import socket
 import statistics
@@ -14,6 +16,8 @@ from conftest import DEADLINE, until
 MIB = 1 << 20
 RSS_MAX = 64 * 1024  # KiB
 REGISTER = "/v2/systemsharedmemory/region/x/register"
+INFER = b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: localhost\r\n"
+NUMBERS = b'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,16],"data":[' + b",".join([b"1"] * 400000) + b"]}]}"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -379,6 +383,44 @@ class TestConnections:
             for connection in busy:
                 connection.close()
         until(lambda: gateway.fds() < 32, gateway.fds)
+
+
+class TestMemory:
+    """Bodies that are as large as may be, and what they become."""
+
+    @pytest.fixture
+    def options(self):
+        return ["--allow-client-shm", "--models=all", "--request-timeout=60"]
+
+    def test_large_bodies_are_there_once(self, gateway, key):
+        size = 30 * MIB
+        assert gateway.register("x", key("k", size), size).status == 200
+        head = json.dumps({
+            "inputs": [{"name": "INPUT0", "datatype": "UINT8", "shape": [1, size], "parameters": {"binary_data_size": size}}],
+            "outputs": [{"name": "OUTPUT0", "parameters": {"shared_memory_region": "x", "shared_memory_byte_size": size}}]}).encode()
+        body = head + bytes(size)
+        for coded, headers in [(body, {}), (gzip.compress(body), {"Content-Encoding": "gzip"})]:
+            reply = gateway.post("/v2/models/identity_uint8/infer", coded,
+                                 headers={"Inference-Header-Content-Length": str(len(head)), **headers})
+            assert reply.status == 200, reply
+        assert gateway.post("/v2/models/identity_uint8/infer", gzip.compress(bytes(2 * size)),
+                            headers={"Content-Encoding": "gzip"}).status == 429
+        print("RSS", gateway.rss(), "KiB")
+        check_memory(gateway)
+
+    def test_numbers_on_many_connections(self, gateway):
+        """They become a hundred times as large one after the other, beside those that wait."""
+        with contextlib.ExitStack() as stack:
+            connections = [stack.enter_context(gateway.connect()) for _ in range(32)]
+            for connection in connections:
+                connection.sendall(INFER + f"Content-Length: {len(NUMBERS)}\r\n\r\n".encode() + NUMBERS[:-1])
+            for connection in connections:
+                connection.sendall(NUMBERS[-1:])
+            replies = {read_reply(connection)[0] for connection in connections}
+        # 500: there are more than its shape says
+        assert replies <= {429, 500} and 500 in replies
+        print("RSS", gateway.rss(), "KiB")
+        check_memory(gateway)
 
 
 class Bystander(threading.Thread):

@@ -18,6 +18,12 @@ typedef enum Coding {
 	CODING_GZIP
 } Coding;
 
+static void free_data(const void *data, size_t size, void *userdata) {
+	(void)size;
+	(void)userdata;
+	free((void *)data);
+}
+
 AnswerCode http_coding_undo(HttpRequest *request, Answer *answer) {
 	const char *coding = http_head_get(&request->head, "Content-Encoding");
 	uint64_t max = request->options->http_max_input_size, room = http_request_room(request);
@@ -53,9 +59,11 @@ AnswerCode http_coding_undo(HttpRequest *request, Answer *answer) {
 		return answer_no_memory(answer);
 	}
 	evbuffer_drain(request->body, length);
-	r = evbuffer_add(request->body, data, size);
-	free(data);
-	return r ? answer_no_memory(answer) : ANSWER_OK;
+	if (evbuffer_add_reference(request->body, data, size, free_data, NULL)) {
+		free(data);
+		return answer_no_memory(answer);
+	}
+	return ANSWER_OK;
 }
 
 AnswerCode http_header_length(HttpRequest *request, size_t *ret, Answer *answer) {

@@ -84,6 +84,13 @@ static uint64_t body_max(const HttpRequest *request) {
 									     : HTTP_CONTROL_BODY_MAX;
 }
 
+/* One piece of memory from the start, so that a body is never there twice to become one; untouched, it costs nothing. */
+static void prepare_body(HttpConnection *connection) {
+	uint64_t room = http_request_room(connection->request);
+
+	(void)evbuffer_expand(connection->request->body, connection->left < room ? connection->left : room);
+}
+
 /* what must hold before a byte of the body is read; replies and returns false where it does not */
 static bool admit(HttpConnection *connection, HttpRequest *request) {
 	const Access *access = connection->http->access;
@@ -190,6 +197,7 @@ static int take_head(HttpConnection *connection, const char *data, size_t size) 
 	} else {
 		if (request->head.expect && !evbuffer_get_length(input))
 			(void)bufferevent_write(connection->bev, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+		prepare_body(connection);
 		/* the deadline that the first byte has set goes on */
 		connection->state = HTTP_BODY;
 	}

@@ -61,6 +61,13 @@ bool http_request_reserve(HttpRequest *request, uint64_t bytes) {
 	return true;
 }
 
+/* what a document may take beside what is held of all requests: at least half of what one may have that is alone */
+static size_t json_room(const HttpRequest *request) {
+	uint64_t used = request->http->budget->used;
+
+	return JSON_COST_MAX - (size_t)(used < JSON_COST_MAX / 2 ? used : JSON_COST_MAX / 2);
+}
+
 AnswerCode http_request_json(HttpRequest *request, size_t size, struct json_object **ret, Answer *answer) {
 	size_t length = evbuffer_get_length(request->body);
 	AnswerCode code = http_request_check_size(request, answer);
@@ -73,7 +80,7 @@ AnswerCode http_request_json(HttpRequest *request, size_t size, struct json_obje
 	data = size ? (char *)evbuffer_pullup(request->body, (ev_ssize_t)size) : NULL;
 	if (size && !data)
 		return answer_set(answer, ANSWER_INTERNAL, "out of memory");
-	code = json_parse(data, size, ret, answer);
+	code = json_parse(data, size, json_room(request), ret, answer);
 	evbuffer_drain(request->body, size);
 	return code;
 }

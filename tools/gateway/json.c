@@ -290,7 +290,7 @@ size_t json_cost(const char *data, size_t size) {
 	return cost;
 }
 
-AnswerCode json_parse(char *data, size_t size, struct json_object **ret, Answer *answer) {
+AnswerCode json_parse(char *data, size_t size, size_t cost_max, struct json_object **ret, Answer *answer) {
 	struct json_tokener *tokener;
 	enum json_tokener_error error;
 	const char *why;
@@ -299,7 +299,7 @@ AnswerCode json_parse(char *data, size_t size, struct json_object **ret, Answer 
 	if (!json_check(data, size, &why, &offset))
 		return answer_set(answer, ANSWER_INTERNAL, "failed to parse the request JSON buffer: %s at %zu", why,
 				  offset);
-	if (json_cost(data, size) > JSON_COST_MAX)
+	if (json_cost(data, size) > cost_max)
 		return answer_set(answer, ANSWER_RESOURCE_EXHAUSTED,
 				  "the JSON has more values than are held for a request");
 	tokener = json_tokener_new_ex(JSON_DEPTH_MAX + 1);

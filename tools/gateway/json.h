@@ -27,9 +27,9 @@ size_t json_cost(const char *data, size_t size);
 
 /*
  * Parses them; changes them as json_check() does. ANSWER_OK with @ret, to be put (NULL for null); ANSWER_INTERNAL with
- * Triton's sentence, or ANSWER_RESOURCE_EXHAUSTED.
+ * Triton's sentence, or ANSWER_RESOURCE_EXHAUSTED when they would cost more than @cost_max bytes.
  */
-AnswerCode json_parse(char *data, size_t size, struct json_object **ret, Answer *answer);
+AnswerCode json_parse(char *data, size_t size, size_t cost_max, struct json_object **ret, Answer *answer);
 
 /* The member @name of @object, borrowed, whatever @object is; false when there is none. */
 bool json_member(struct json_object *object, const char *name, struct json_object **ret);
