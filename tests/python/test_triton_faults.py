@@ -282,16 +282,24 @@ def test_keys_of_all_letters(broker):
     shm.destroy_shared_memory_region(handle)
 
 
+@pytest.mark.parametrize("how", ["configure", "environment"])
 @pytest.mark.parametrize("uids, gids", [(None, None), ([os.getuid() + 1], [7, 8])])
-def test_it_is_this_users_and_those_named(key, uids, gids):
-    shmbroker.triton.configure(allowed_uids=uids, allowed_gids=gids)
+def test_it_is_this_users_and_those_named(key, uids, gids, how, monkeypatch):
+    if how == "configure":
+        # which the environment does not add to
+        monkeypatch.setenv("SHMBROKER_TRITON_ALLOWED_UIDS", "77" if uids else "")
+        shmbroker.triton.configure(allowed_uids=uids, allowed_gids=gids)
+    else:
+        monkeypatch.setenv("SHMBROKER_TRITON_ALLOWED_UIDS", ",".join(["root", *map(str, uids or ())]))
+        monkeypatch.setenv("SHMBROKER_TRITON_ALLOWED_GIDS", " ".join(map(str, gids or ())))
+        uids = [0, *(uids or ())]
     handle = shm.create_shared_memory_region("name", key, 64)
 
     def adopt(**allowed):
         # the list belongs to the memory: another one is refused
         shmbroker.triton._session.call(lambda broker: broker.adopt("window", handle.fileno(), **allowed)).close()
 
-    adopt(allowed_uids=[os.getuid(), *(uids or ())], allowed_gids=gids or ())
+    adopt(allowed_uids=sorted({os.getuid(), *(uids or ())}), allowed_gids=gids or ())
     for other in ({}, {"allowed_uids": [os.getuid()], "allowed_gids": [9]}):
         with pytest.raises(shmbroker.AccessDiffers):
             adopt(**other)
@@ -312,6 +320,13 @@ def test_what_went_wrong_is_the_cause(broker, key, monkeypatch):
         shm.create_shared_memory_region("name", key, 64)
     with pytest.raises(ValueError):
         shmbroker.triton.configure(backing="paper")
+    monkeypatch.delenv("SHMBROKER_TRITON_BACKING")
+    shmbroker.triton.configure()
+    monkeypatch.setenv("SHMBROKER_TRITON_ALLOWED_UIDS", "nosuchuser")
+    with pytest.raises(shm.SharedMemoryException) as caught:
+        shm.create_shared_memory_region("name", key, 64)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "SHMBROKER_TRITON_ALLOWED_UIDS" in str(caught.value.__cause__) and "nosuchuser" in str(caught.value.__cause__)
 
 
 def test_many_threads(broker, key):

@@ -282,7 +282,8 @@ static AnswerCode open_region(Core *core, const Caller *caller, const char *key,
 	} else {
 		r = open_lease(session, name, entry, ret);
 		if (r) {
-			log_write("key %s: region %s: %s", key, name, shmb_error_text(r));
+			log_write("key %s: region %s: %s%s", key, name, shmb_error_text(r),
+				  r == SHMB_E_PERMISSION ? ", its owner has to allow the gateway's user" : "");
 			(void)link_lost(core->link, r);
 			code = ANSWER_NOT_FOUND;
 		}

@@ -9,7 +9,8 @@ region of the broker, which knows whose it is and who uses it, and is given back
 
 A key of system memory, with or without a leading slash, is the region "shm:KEY"; the key "shmbroker.NAME" is the region
 NAME, whoever has made that. What processes make and attach to by the same key is one region. It is for this user alone,
-as the mode 0600 of the original has it, unless configure() says who else may use it.
+as the mode 0600 of the original has it, unless configure() or $SHMBROKER_TRITON_ALLOWED_UIDS says who else may use it: a
+gateway that runs as another user must be among them.
 
 What a region is made of is the process's choice, by configure() or $SHMBROKER_TRITON_BACKING:
 

@@ -4,7 +4,9 @@
 A process that was forked has its own: what it inherited is its parent's, which it never retires, and may look at.
 """
 
+import grp
 import os
+import pwd
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -39,7 +41,8 @@ def configure(*, socket: Any = None, backing: "str | None" = None, allowed_uids:
 
     socket: of the broker, by default $SHMBROKER_SOCKET or /run/shmbroker/shmbroker.sock.
     backing: "memfd" or "posix", by default $SHMBROKER_TRITON_BACKING or "memfd"; see the package.
-    allowed_uids, allowed_gids: who else may use them; by default nobody but this user.
+    allowed_uids, allowed_gids: who else may use them, by default those of $SHMBROKER_TRITON_ALLOWED_UIDS and
+    $SHMBROKER_TRITON_ALLOWED_GIDS, numbers or names with commas between them, or nobody but this user.
 
     Regions that exist stay as they are, with the connection that they have. Raises ValueError for an unknown backing.
     """
@@ -60,10 +63,23 @@ def backing() -> str:
     return chosen
 
 
+def _ids(variable: str, number: "Callable[[str], int]") -> list[int]:
+    """What the environment has under this name; number(name) is the id of a name, or raises KeyError."""
+    words = os.environ.get(variable, "").replace(",", " ").split()
+    try:
+        return [int(word) if word.isdecimal() else number(word) for word in words]
+    except KeyError as error:
+        raise ValueError(f"{variable}: {error.args[0]}") from None
+
+
 def access() -> dict[str, Any]:
     """The access list of new regions; the lock is held, and call() runs this."""
     uids, gids = _allowed
-    return {"allowed_uids": sorted({_own_uid(), *(uids or ())}), "allowed_gids": list(gids or ())}
+    if uids is None:
+        uids = _ids("SHMBROKER_TRITON_ALLOWED_UIDS", lambda name: pwd.getpwnam(name).pw_uid)
+    if gids is None:
+        gids = _ids("SHMBROKER_TRITON_ALLOWED_GIDS", lambda name: grp.getgrnam(name).gr_gid)
+    return {"allowed_uids": sorted({_own_uid(), *uids}), "allowed_gids": list(gids)}
 
 
 def _own_uid() -> int:
