@@ -63,7 +63,7 @@ static int check_request(Session *session, const WireRegister *request, char *wh
 	if (r)
 		return refuse(why, r, text);
 	if (entry->flags & WIRE_REGISTER_KEEP && !(session->rights & WIRE_RIGHT_KEEP))
-		return refuse(why, SHMB_E_PERMISSION, "KEEP needs the right keep");
+		return refuse(why, SHMB_E_PERMISSION, "KEEP needs the right keep, [access] in shmbroker.conf");
 	if (entry->flags & WIRE_REGISTER_KEEP && (session->peer.overflow_uid || peer_is_overflow_uid(entry->principal)))
 		return refuse(why, SHMB_E_PERMISSION, "KEEP is not for users that this host cannot tell apart");
 	if (entry->principal != WIRE_ANY_UID && entry->principal != session->peer.uid &&

@@ -49,7 +49,10 @@ static int driver_load(void) {
 	CUresult result;
 
 	if (!the_driver.library && cuda_driver_load(&the_driver, NULL, why, sizeof(why)))
-		return refuse(SHMB_E_UNSUPPORTED, "GPU memory cannot be used: %s. System memory still works", why);
+		return refuse(SHMB_E_UNSUPPORTED,
+			      "GPU memory cannot be used: %s. It needs NVIDIA's driver for CUDA 11.0 or newer, which a "
+			      "container has to be given. System memory still works",
+			      why);
 	result = the_driver.cuInit(0);
 	if (result == CUDA_ERROR_NOT_INITIALIZED)
 		return forked();

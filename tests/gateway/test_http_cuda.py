@@ -90,11 +90,16 @@ def test_real_client(gateway):
         assert client.get_cuda_shared_memory_status() == []
 
 
-def test_a_broker_without_gpu_memory():
-    """Says so itself."""
-    with running("unsealed = accept\n[cuda]\nmode = off\n", ["--allow-client-shm", DEVICES]) as gateway:
+@pytest.mark.parametrize("options, why", [
+    ([DEVICES], "GPU memory is disabled in this broker"),
+    ([], "no GPU memory is registered here without --cuda-devices"),
+])
+def test_without_gpu_memory(options, why):
+    """Clients get Triton's text; cause and remedy are in the log."""
+    with running("unsealed = accept\n[cuda]\nmode = off\n", ["--allow-client-shm", *options]) as gateway:
         reply = register(gateway, "x")
         assert (reply.status, reply.error) == (400, "failed to register CUDA shared memory region: 'x', GPUs not supported")
+        assert f"region x: {why}" in gateway.log()
 
 
 @pytest.mark.parametrize("devices", ["GPU-1", "x", "GPU-47474747-4747-4747-4747-4747474747471", "GPU-4747474747474747474747474747474z",

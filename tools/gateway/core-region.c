@@ -392,16 +392,22 @@ static AnswerCode system_register(Core *core, const Caller *caller, Bytes name, 
 	return code;
 }
 
+/* cause and remedy, which @why has, are in the log, as with Triton */
+static AnswerCode cuda_unsupported(const char *why, const char *name, Answer *answer) {
+	log_write("region %s: %s", name, why);
+	return answer_set(answer, ANSWER_INVALID_ARG,
+			  "failed to register CUDA shared memory region: '%s', GPUs not supported", name);
+}
+
 static AnswerCode cuda_refused(Core *core, int result, const char *name, Answer *answer) {
 	switch (result) {
 	case SHMB_E_UNSUPPORTED:
 	case SHMB_E_NO_DEVICE:
-		return answer_set(answer, ANSWER_INVALID_ARG,
-				  "failed to register CUDA shared memory region: '%s', GPUs not supported", name);
+		return cuda_unsupported(shmb_last_error(), name, answer);
 	case SHMB_E_INVALID:
 	case SHMB_E_BAD_FD:
 	case -EIO:
-		/* why is in the log, as with Triton */
+		/* the same */
 		log_write("region %s: %s", name, shmb_last_error());
 		return answer_set(answer, ANSWER_INVALID_ARG, "failed to register shared memory region: invalid args");
 	default:
@@ -423,7 +429,7 @@ static AnswerCode cuda_adopt(Core *core, const Caller *caller, const char *name,
 	int r;
 
 	if (!core->devices->n)
-		return cuda_refused(core, SHMB_E_NO_DEVICE, name, answer);
+		return cuda_unsupported("no GPU memory is registered here without --cuda-devices", name, answer);
 	if (device_id < 0 || device_id >= core->devices->n || !size)
 		return answer_set(answer, ANSWER_INVALID_ARG, "failed to register shared memory region: invalid args");
 	if (!session)
