@@ -133,8 +133,10 @@ class TestCredentials:
             assert gateway.get(path, headers={"Authorization": "Bearer correct-horse-battery"}).status == 200
 
     @needs_browser
-    def test_the_page_works_with_it(self, gateway, browser):
-        browser.open(f"http://{gateway.http}/", headers={"Authorization": "Bearer correct-horse-battery"})
+    @pytest.mark.parametrize("user, headers", [("", {"Authorization": "Bearer correct-horse-battery"}),
+                                               ("me:correct-horse-battery@", {})])
+    def test_the_page_works_with_it(self, gateway, browser, user, headers):
+        browser.open(f"http://{user}{gateway.http}/", headers=headers)
         browser.until("document.getElementById('health').textContent === 'broker is up'")
 
 
