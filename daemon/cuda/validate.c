@@ -118,8 +118,9 @@ static void list_devices(const Validator *validator, HelperReply *reply) {
 
 static CudaCause start(Validator *validator, const char *library, const char *nvml, HelperReply *reply) {
 	char why[256], uuid[WIRE_UUID_TEXT_SIZE], seen[200], more[160];
-	Said said;
+	Said said = {};
 	int version = 0, is_integrated = 0;
+	CUresult result;
 
 	if (cuda_driver_load(&validator->driver, library, why, sizeof(why))) {
 		(void)cuda_cause_write(reply->text, CUDA_CAUSE_NO_DRIVER, NULL, why);
@@ -137,9 +138,13 @@ static CudaCause start(Validator *validator, const char *library, const char *nv
 	}
 	list_devices(validator, reply);
 	wire_uuid_format(validator->uuid, uuid);
-	if (cuda_driver_find_device(&validator->driver, validator->uuid, &validator->device)) {
+	result = cuda_driver_find_device(&validator->driver, validator->uuid, &validator->device);
+	if (result) {
 		cuda_driver_list_devices(&validator->driver, seen, sizeof(seen));
-		(void)cuda_cause_write(reply->text, CUDA_CAUSE_NOT_VISIBLE, NULL, uuid, seen);
+		/* a driver that could not tell is another matter than one that has no such GPU */
+		if (result != CUDA_ERROR_INVALID_DEVICE)
+			(void)failed(validator, &said, result, "cuDeviceGetUuid");
+		(void)cuda_cause_write(reply->text, CUDA_CAUSE_NOT_VISIBLE, said.result ? said.text : NULL, uuid, seen);
 		return CUDA_CAUSE_NOT_VISIBLE;
 	}
 	validator->is_mig = is_mig(validator);

@@ -43,6 +43,7 @@ EXTRA_DIST += \
 	tests/fakecuda/driver.sym \
 	tests/fakecuda/fakecuda.py \
 	tests/fakecuda/print-rules \
-	tests/fakecuda/rules
+	tests/fakecuda/rules \
+	tests/fakecuda/scenarios
 
 test-programs: tests/fakecuda/libcuda.la tests/fakecuda/driver-11.2/libcuda.la

@@ -67,7 +67,17 @@ def test_every_rule_has_its_tests():
                 assert all(f'"{answer}"' in source[module] for answer in answers.split(",")), rule
         assert mark != "unverified" or switch != "-", rule
     printed = subprocess.run([sys.executable, "-B", HERE.parent / "fakecuda/print-rules"], check=True, capture_output=True, text=True)
-    assert len(printed.stdout.splitlines()) == len(rows) + 2
+    assert len(printed.stdout.splitlines()) == len(rows) + 2 + 22
+
+
+def test_every_test_of_the_facts_is_there():
+    source = {path.stem: path.read_text() for path in [*HERE.glob("test_*.py"), *(HERE.parent / "python").glob("test_*cuda*.py")]}
+    rows = [line.split("|") for line in (HERE.parent / "fakecuda/scenarios").read_text().splitlines() if not line.startswith("#")]
+    assert [int(row[0]) for row in rows] == list(range(1, 22))
+    for number, _, tests in rows:
+        for test in tests.strip().split(", "):
+            module, name = test.split("::")
+            assert f"\ndef {name}(" in source[module], (number, test)
 
 
 def test_a_handle_is_of_its_allocation(machine):
