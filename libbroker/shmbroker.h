@@ -133,6 +133,12 @@ const char *shmb_last_error(void);
  */
 int shmb_client_new(struct shmb_client **ret, const char *socket, uint32_t roles, uint32_t flags);
 /*
+ * The same where a broker may be there and not answer: @timeout_ms is as of shmb_client_set_call_timeout(), is in force for
+ * each step of connecting, and stays so. Returns also SHMB_E_TIMED_OUT; SHMB_E_INVALID (the timeout).
+ */
+int shmb_client_new_within(struct shmb_client **ret, const char *socket, uint32_t roles, uint32_t flags,
+			   int timeout_ms);
+/*
  * Disconnects and frees; regions that were not kept are retired by the broker, mappings are removed: no lease
  * of this client may be used any more. NULL is fine. Always returns NULL.
  */

@@ -17,11 +17,19 @@
 #define STREAM_STEP_MS 1
 #define STREAM_WAIT_MS 10000
 
+/* of connect(), which waits for room in the backlog; 0 is for ever */
+static void set_connect_timeout(int fd, int ms) {
+	struct timeval timeout = { .tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000 };
+
+	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+}
+
 /* a socket unit that restarts is away for some milliseconds */
-static int client_connect(struct shmb_client *client, const char *path) {
+static int client_connect(struct shmb_client *client, const char *path, int timeout_ms) {
 	struct sockaddr_un *address = &client->resume.address;
 	struct timespec wait = { .tv_nsec = CONNECT_WAIT_NS };
 	char text[sizeof(address->sun_path) + 128];
+	int64_t until;
 	int r = 0;
 
 	if (!path)
@@ -35,14 +43,23 @@ static int client_connect(struct shmb_client *client, const char *path) {
 	client->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (client->fd < 0)
 		return error_plain(-errno);
+	if (timeout_ms >= 0)
+		set_connect_timeout(client->fd, timeout_ms ? timeout_ms : 1);
+	until = client_now() + timeout_ms;
 	for (int i = 0; i < CONNECT_TRIES; ++i) {
-		if (!connect(client->fd, (struct sockaddr *)address, sizeof(*address)))
+		if (!connect(client->fd, (struct sockaddr *)address, sizeof(*address))) {
+			set_connect_timeout(client->fd, 0);
 			return 0;
+		}
 		r = -errno;
 		if (r == -EINTR)
 			continue;
 		if (r != -ECONNREFUSED && r != -EAGAIN)
 			break;
+		if (timeout_ms >= 0 && client_now() >= until) {
+			r = r == -EAGAIN ? SHMB_E_TIMED_OUT : r;
+			break;
+		}
 		(void)nanosleep(&wait, NULL);
 	}
 	(void)snprintf(text, sizeof(text), "no broker at %s: %s%s", path, shmb_error_text(r),
@@ -186,12 +203,19 @@ static int client_init(struct shmb_client *client) {
 }
 
 int shmb_client_new(struct shmb_client **ret, const char *socket_path, uint32_t roles, uint32_t flags) {
+	return shmb_client_new_within(ret, socket_path, roles, flags, -1);
+}
+
+int shmb_client_new_within(struct shmb_client **ret, const char *socket_path, uint32_t roles, uint32_t flags,
+			   int timeout_ms) {
 	struct shmb_client *client;
 	int r;
 
 	if (flags & ~(uint32_t)(SHMB_ACCEPT_UNSEALED | SHMB_NO_POPULATE | SHMB_FORCE_RMW | SHMB_NO_LEASE_PAGE |
 				SHMB_CUDA_CONTEXT))
 		return error_set(SHMB_E_INVALID, "unknown flags");
+	if (timeout_ms < -1)
+		return error_set(SHMB_E_INVALID, "a timeout is -1 or a number of milliseconds");
 	client = calloc(1, sizeof(*client));
 	if (!client)
 		return error_plain(-ENOMEM);
@@ -201,7 +225,8 @@ int shmb_client_new(struct shmb_client **ret, const char *socket_path, uint32_t 
 		free(client);
 		return r;
 	}
-	r = client_connect(client, socket_path);
+	client->call_timeout_ms = timeout_ms;
+	r = client_connect(client, socket_path, timeout_ms);
 	if (!r)
 		r = client_hello(client, roles);
 	if (!r && client->roles & SHMB_ROLE_CONSUMER && !(flags & SHMB_NO_LEASE_PAGE))

@@ -240,3 +240,20 @@ def test_command_line(gateway, arguments, status):
                           env={**os.environ, "LD_LIBRARY_PATH": str(gateway.place.path)}, timeout=DEADLINE)
     assert done.returncode == status, done
     assert (done.stdout if status == 0 else done.stderr) and not (done.stderr if status == 0 else done.stdout)
+
+
+def test_a_broker_that_never_answered(gateway):
+    """Does not keep the gateway from starting and saying that it lives; it is found when it goes on."""
+    gateway.stop()
+    gateway.broker.process.send_signal(signal.SIGSTOP)
+    try:
+        gateway.start(connected=False)
+        for _ in range(20):
+            assert gateway.get("/v2/health/live").status == 200
+            assert gateway.get("/v2/health/ready").status == 400
+        reply = gateway.get("/v2/systemsharedmemory/status")
+        assert reply.status == 503 and "timed out" in reply.error
+    finally:
+        gateway.broker.process.send_signal(signal.SIGCONT)
+    until(gateway.ready, gateway.log)
+    assert gateway.status() == []

@@ -11,6 +11,9 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "client-broker.h"
 
@@ -329,6 +332,32 @@ static void waiting_on_purpose_is_not_cut_short(void **state) {
 
 #define timed(_test) cmocka_unit_test_setup_teardown(_test, start, stop)
 
+/* a socket at which nobody accepts: first HELLO is not answered, then there is no room to wait */
+static void connecting_ends(void **state) {
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	char directory[] = "/tmp/shmb-connect-XXXXXX";
+	struct shmb_client *other = NULL;
+	size_t before = count_fds();
+	int fd;
+
+	(void)state;
+	assert_non_null(mkdtemp(directory));
+	(void)snprintf(address.sun_path, sizeof(address.sun_path), "%s/s", directory);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	assert_true(fd >= 0);
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(listen(fd, 0), 0);
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(shmb_client_new_within(&other, address.sun_path, 0, 0, TIMEOUT_MS), SHMB_E_TIMED_OUT);
+	assert_int_equal(shmb_client_new_within(&other, address.sun_path, 0, 0, -2), SHMB_E_INVALID);
+	(void)close_fd(fd);
+	assert_int_equal(shmb_client_new_within(&other, address.sun_path, 0, 0, TIMEOUT_MS), -ECONNREFUSED);
+	assert_null(other);
+	assert_int_equal(unlink(address.sun_path), 0);
+	assert_int_equal(rmdir(directory), 0);
+	assert_int_equal(count_fds(), before);
+}
+
 int main(void) {
 	const struct CMUnitTest tests[] = {
 		timed(the_time_to_wait_is_checked),
@@ -344,6 +373,7 @@ int main(void) {
 		timed(a_client_is_freed_with_calls_outstanding),
 		timed(another_thread_reads),
 		timed(waiting_on_purpose_is_not_cut_short),
+		cmocka_unit_test(connecting_ends),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

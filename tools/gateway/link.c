@@ -12,6 +12,7 @@
 #define LINK_RETRY_MAX_MS 1000
 /* how long one attempt may take with a broker that is there and does not answer */
 #define LINK_PROBE_MS 100
+#define LINK_CONNECT_MS 500
 
 struct Link {
 	struct event_base *base;
@@ -99,7 +100,8 @@ static void on_readable(evutil_socket_t fd, short what, void *userdata) {
 	(void)link_lost(link, shmb_client_process(link->session->client));
 }
 
-static int link_connect(Link *link) {
+/* waits for each step at most @timeout_ms */
+static int link_connect(Link *link, int timeout_ms) {
 	struct shmb_client_info info = { .struct_size = sizeof(info) };
 	LinkSession *session;
 	int fd, r;
@@ -108,7 +110,7 @@ static int link_connect(Link *link) {
 	if (!session)
 		return -ENOMEM;
 	session->n_ref = 1;
-	r = shmb_client_new(&session->client, link->socket, 0, 0);
+	r = shmb_client_new_within(&session->client, link->socket, 0, 0, timeout_ms);
 	if (r) {
 		free(session);
 		return r;
@@ -141,7 +143,7 @@ static void on_timer(evutil_socket_t fd, short what, void *userdata) {
 	(void)fd;
 	(void)what;
 	if (!link->session) {
-		r = link_connect(link);
+		r = link_connect(link, LINK_CONNECT_MS);
 		if (!r)
 			return;
 		link_say(link, "cannot be reached", r);
@@ -175,7 +177,8 @@ int link_new(Link **ret, struct event_base *base, const char *socket) {
 		free(link);
 		return -ENOMEM;
 	}
-	r = link_connect(link);
+	/* nobody is served yet who could mind */
+	r = link_connect(link, LINK_CALL_MS);
 	if (r) {
 		link_say(link, "cannot be reached", r);
 		/* clients are not told the path of the socket, which is in the library's text */
