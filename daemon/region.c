@@ -151,7 +151,7 @@ static int take_object(Session *session, const WireRegister *request, RegisterFd
 	const WireRegisterEntry *entry = &request->entry;
 	Broker *broker = session->broker;
 	bool has_read_only = entry->read_only_fd_index != WIRE_NO_FD;
-	ObjectFds checked;
+	ObjectFds checked = {};
 	ObjectKey key;
 	int r;
 
@@ -255,7 +255,7 @@ int region_prepare(Session *session, const WireRegister *request, RegisterFds *f
 	Broker *broker = session->broker;
 	uint32_t uid = owner_uid(session, request);
 	Account *account, *other = NULL;
-	ObjectFds checked;
+	ObjectFds checked = {};
 	Region *region;
 	int r;
 

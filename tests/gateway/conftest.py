@@ -28,6 +28,7 @@ BUILD = pathlib.Path(os.environ.get("SHMBROKER_BUILDDIR", ".")).resolve()
 ROOT = os.geteuid() == 0
 DEADLINE = 60
 BROKER, GATEWAY, CLIENT, OTHER = 20001, 20011, 20012, 20013
+MEMORY_MAX = 64 << 10  # KiB, of a gateway
 SHM = pathlib.Path("/dev/shm")
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG = 1
@@ -264,6 +265,13 @@ class Gateway:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1])
         raise AssertionError("no VmHWM")
+
+    def check_memory(self):
+        """It never had more; the sanitizers' own is not counted."""
+        maps = pathlib.Path(f"/proc/{self.process.pid}/maps").read_text()
+        print(f"the gateway had {self.rss()} KiB at most")
+        if "libasan" not in maps and "libclang_rt" not in maps:
+            assert self.rss() < MEMORY_MAX
 
     def kill(self):
         self.process.kill()

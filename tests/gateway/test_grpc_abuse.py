@@ -8,7 +8,6 @@ processor, too.
 import contextlib
 import gzip
 import json
-import pathlib
 import select
 import socket
 import statistics
@@ -26,7 +25,6 @@ from frames import (ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HE
 
 SERVICE = "/inference.GRPCInferenceService/"
 LIVE, STATUS = SERVICE + "ServerLive", SERVICE + "SystemSharedMemoryStatus"
-MEMORY_MAX = 64 << 10  # KiB
 PROTOCOL_ERROR, ENHANCE_YOUR_CALM = 1, 11
 
 BYSTANDER = """if True:
@@ -72,16 +70,8 @@ def bystander(gateway, request):
             worst = statistics.quantiles(part, n=100)[98]
             print(f"{request.node.name}: {what}: {len(part)} calls, median {statistics.median(part) * 1e6:.0f} us, "
                   f"p99 {worst * 1e6:.0f} us, longest {max(part) * 1e6:.0f} us")
-    check_memory(gateway)
+    gateway.check_memory()
     assert gateway.process.poll() is None
-
-
-def check_memory(gateway):
-    """It never had more; the sanitizers' own is not counted."""
-    maps = pathlib.Path(f"/proc/{gateway.process.pid}/maps").read_text()
-    print(f"the gateway had {gateway.rss()} KiB at most")
-    if "libasan" not in maps and "libclang_rt" not in maps:
-        assert gateway.rss() < MEMORY_MAX
 
 
 class Peer:
