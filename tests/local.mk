@@ -17,6 +17,7 @@ EXTRA_DIST += \
 	tests/fuzz/make-corpus \
 	tests/fuzz/make-corpus-grpc \
 	tests/fuzz/make-corpus-http \
+	tests/fuzz/replay.h \
 	tests/tally.py
 
 system_files = \

@@ -12,7 +12,6 @@
  * connection must stay of use, from n_* either must not be so.
  */
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -161,63 +160,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 
 #ifndef FUZZ_LIBFUZZER
 
-static bool replay(const char *directory, const char *name) {
-	static uint8_t data[1 << 20];
-	char path[4096];
-	size_t size;
-	FILE *file;
+#include "replay.h"
 
-	(void)snprintf(path, sizeof(path), "%s/%s", directory, name);
-	file = fopen(path, "rb");
-	if (!file) {
-		perror(path);
-		return false;
-	}
-	size = fread(data, 1, sizeof(data), file);
-	if (ferror(file) || !feof(file)) {
-		fprintf(stderr, "%s: not read to its end\n", path);
-		fclose(file);
-		return false;
-	}
-	fclose(file);
-	if (take_input(data, size) != (name[0] == 'y')) {
-		fprintf(stderr, "%s: %s\n", path, name[0] == 'y' ? "was refused" : "was accepted");
-		return false;
-	}
-	return true;
+static bool judge(uint8_t *data, size_t size, bool wanted) {
+	return take_input(data, size) == wanted;
 }
 
 int main(int argc, char **argv) {
-	const char *top = getenv("srcdir");
-	char directory[2048];
-	struct dirent *entry;
-	size_t n_yes = 0, n_no = 0, n_wrong = 0;
-	DIR *dir;
+	static uint8_t data[1 << 20];
 
-	if (argc > 1)
-		(void)snprintf(directory, sizeof(directory), "%s", argv[1]);
-	else
-		(void)snprintf(directory, sizeof(directory), "%s/tests/fuzz/corpus-grpc", top ? top : ".");
-	dir = opendir(directory);
-	if (!dir) {
-		perror(directory);
-		return 1;
-	}
-	while ((entry = readdir(dir)) != NULL) {
-		const char *name = entry->d_name;
-
-		if (strncmp(name, "y_", 2) != 0 && strncmp(name, "n_", 2) != 0)
-			continue;
-		if (!replay(directory, name))
-			n_wrong++;
-		else if (name[0] == 'y')
-			n_yes++;
-		else
-			n_no++;
-	}
-	closedir(dir);
-	printf("%zu accepted, %zu refused, %zu wrong\n", n_yes, n_no, n_wrong);
-	return n_wrong != 0 || n_yes == 0 || n_no == 0;
+	return replay_corpus(argc, argv, "corpus-grpc", data, sizeof(data), judge);
 }
 
 #endif

@@ -13,7 +13,6 @@
  * must be one, or there must be none.
  */
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -272,28 +271,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 
 #ifndef FUZZ_LIBFUZZER
 
-static bool replay(const char *directory, const char *name) {
-	static uint8_t data[INPUT_MAX + 1];
-	char path[4096];
-	size_t size;
-	FILE *file;
+#include "replay.h"
+
+static bool judge(uint8_t *data, size_t size, bool wanted) {
 	int status;
 
-	(void)snprintf(path, sizeof(path), "%s/%s", directory, name);
-	file = fopen(path, "rb");
-	if (!file) {
-		perror(path);
-		return false;
-	}
-	size = fread(data, 1, sizeof(data), file);
-	(void)fclose(file);
 	/* in pieces it would take valgrind minutes */
 	for (int how = 0; how < (getenv("SHMBROKER_VALGRIND") ? 1 : 2); how++) {
 		/* at once, and in pieces: of a byte where that does not take too long */
 		data[0] = (uint8_t)((data[0] & 1) | (!how ? 0 : size < 2048 ? 0x02 : 0xf2));
 		status = take_input(data, size);
-		if ((status && status < 400) != (name[0] == 'y')) {
-			fprintf(stderr, "%s: status %d\n", path, status);
+		if ((status && status < 400) != wanted) {
+			fprintf(stderr, "status %d\n", status);
 			return false;
 		}
 	}
@@ -301,36 +290,9 @@ static bool replay(const char *directory, const char *name) {
 }
 
 int main(int argc, char **argv) {
-	const char *top = getenv("srcdir");
-	char directory[2048];
-	struct dirent *entry;
-	size_t n_yes = 0, n_no = 0, n_wrong = 0;
-	DIR *dir;
+	static uint8_t data[INPUT_MAX + 1];
 
-	if (argc > 1)
-		(void)snprintf(directory, sizeof(directory), "%s", argv[1]);
-	else
-		(void)snprintf(directory, sizeof(directory), "%s/tests/fuzz/corpus-http", top ? top : ".");
-	dir = opendir(directory);
-	if (!dir) {
-		perror(directory);
-		return 1;
-	}
-	while ((entry = readdir(dir)) != NULL) {
-		const char *name = entry->d_name;
-
-		if (strncmp(name, "y_", 2) != 0 && strncmp(name, "n_", 2) != 0)
-			continue;
-		if (!replay(directory, name))
-			n_wrong++;
-		else if (name[0] == 'y')
-			n_yes++;
-		else
-			n_no++;
-	}
-	(void)closedir(dir);
-	printf("%zu accepted, %zu refused, %zu wrong\n", n_yes, n_no, n_wrong);
-	return n_wrong != 0 || n_yes == 0 || n_no == 0;
+	return replay_corpus(argc, argv, "corpus-http", data, sizeof(data), judge);
 }
 
 #endif
