@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -255,6 +256,14 @@ class Gateway:
         reply = self.get(f"/v2/{kind}sharedmemory/status", **how)
         assert reply.status == 200, reply
         return reply.json
+
+    def held(self):
+        """Bytes of requests and replies."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports["metrics"]["port"], timeout=DEADLINE)
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        connection.close()
+        return float(re.search(r"^shmbroker_gateway_buffered_bytes (\S+)$", text, re.MULTILINE).group(1))
 
     def fds(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

@@ -192,7 +192,7 @@ def test_gpu_memory_is_refused_by_name(broker, kind, code):
             client.hello()
             fields = {"kind": NUMBERS["KIND"][kind], "object_size": 4096, "device": b"\x01" * 16}
             if kind == "CUDA_IPC":
-                gpu = register_entry("gpu", 4096, fd=NO_FD, handle_length=LIMIT["HANDLE_SIZE"], **fields) + b"h" * LIMIT["HANDLE_SIZE"]
+                gpu = register_entry("gpu", 4096, fd=NO_FD, handle=b"h" * LIMIT["HANDLE_SIZE"], **fields)
             else:
                 gpu = register_entry("gpu", 4096, fd=1, **fields)
             fds = [memory()] if kind == "CUDA_IPC" else [memory(), memory()]

@@ -15,7 +15,7 @@ enum {
 
 const GrpcLimits grpc_limits_default = {
 	.connection_bytes = 1 << 20,
-	.share_bytes = 32768,
+	.share_bytes = BUDGET_SHARE,
 	.library_bytes = 1 << 20,
 	.streams = 32,
 	.metadata_bytes = 16384,
@@ -30,14 +30,9 @@ const GrpcLimits grpc_limits_default = {
 
 bool grpc_session_charge(GrpcSession *session, size_t size) {
 	Budget *budget = session->budget;
-	uint64_t most = budget->limit - budget->limit / 4;
+	uint64_t room = budget_room(budget, budget->limit / 4, session->held, session->limits->share_bytes);
 
-	if ((budget->used > most || size > most - budget->used) &&
-	    session->held + size > session->limits->share_bytes) {
-		budget->refused++;
-		return false;
-	}
-	if (!budget_take(budget, size))
+	if (!budget_take_of(budget, room, size))
 		return false;
 	session->held += size;
 	return true;

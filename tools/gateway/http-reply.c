@@ -51,11 +51,11 @@ AnswerCode http_request_check_size(const HttpRequest *request, Answer *answer) {
 uint64_t http_request_room(const HttpRequest *request) {
 	const Budget *budget = request->http->budget;
 
-	return budget->limit - budget->used;
+	return budget_room(budget, budget->limit / HTTP_RESERVE, request->reserved, BUDGET_SHARE);
 }
 
 bool http_request_reserve(HttpRequest *request, uint64_t bytes) {
-	if (!budget_take(request->http->budget, bytes))
+	if (!budget_take_of(request->http->budget, http_request_room(request), bytes))
 		return false;
 	request->reserved += bytes;
 	return true;
@@ -124,7 +124,7 @@ void http_reply_buffer(HttpRequest *request, int status, const char *content_typ
 	evbuffer_drain(request->body, evbuffer_get_length(request->body));
 	budget_give(request->http->budget, request->reserved);
 	request->reserved = 0;
-	if (!budget_take(request->http->budget, size)) {
+	if (!budget_take_of(request->http->budget, http_request_room(request), size)) {
 		evbuffer_drain(body, size);
 		(void)evbuffer_add_printf(body, "{\"error\":\"a reply of %llu bytes is more than is held now\"}",
 					  (unsigned long long)size);

@@ -96,7 +96,11 @@ AnswerCode http_request_check_size(const HttpRequest *request, Answer *answer);
  */
 AnswerCode http_request_json(HttpRequest *request, size_t size, struct json_object **ret, Answer *answer);
 
-/* Bytes that may still be held, by anyone; and taking some of them for this request, until it ends. */
+/*
+ * Bytes that may still be held for this request; and taking some of them, until it ends. The last HTTP_RESERVE-th of the
+ * budget is for requests that hold little, see budget.h.
+ */
+#define HTTP_RESERVE 32
 uint64_t http_request_room(const HttpRequest *request);
 bool http_request_reserve(HttpRequest *request, uint64_t bytes);
 
