@@ -194,12 +194,13 @@ static inline bool fake_hello(FakeBroker *broker, WireReader *body, WireWriter *
 		hello.epoch += broker->lie.epoch;
 		hello.session_index += broker->lie.session_index;
 		hello.version += broker->lie.version;
+		/* before a client can have read it */
+		atomic_fetch_add(&broker->n_resumed, 1);
 	}
 	wire_write(reply, &hello, sizeof(hello));
 	fake_send(broker, reply, NULL, 0);
 	if (!request->session)
 		return true;
-	atomic_fetch_add(&broker->n_resumed, 1);
 	if (fake_counts_down(&broker->n_hung_up_later))
 		return false;
 	if (broker->reads_late)

@@ -718,7 +718,8 @@ static void a_child_does_not_disturb(void **state) {
 	}
 	fake_die(&fake);
 	fake_come_back(&fake);
-	until(turn(fd, DEADLINE_MS) && !client->away && fake.n_resumed == 1);
+	until(turn(fd, DEADLINE_MS) && !client->away);
+	assert_int_equal(fake.n_resumed, 1);
 	until(!turn(fd, 0));
 	(void)close(ends[0]);
 	(void)close(ends[1]);
