@@ -14,10 +14,10 @@ EXTRA_DIST += \
 	tests/fuzz/corpus \
 	tests/fuzz/corpus-grpc \
 	tests/fuzz/corpus-http \
+	tests/fuzz/fuzz.h \
 	tests/fuzz/make-corpus \
 	tests/fuzz/make-corpus-grpc \
 	tests/fuzz/make-corpus-http \
-	tests/fuzz/replay.h \
 	tests/tally.py
 
 system_files = \
@@ -190,6 +190,7 @@ endif
 
 unit_headers = \
 	tests/unit/client-broker.h \
+	tests/unit/count-fds.h \
 	tests/unit/fd-limit.h \
 	tests/unit/grpc-fixture.h \
 	tests/unit/loop-fixture.h

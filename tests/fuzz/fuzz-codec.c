@@ -15,18 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fuzz.h"
 #include "wire/codec.h"
 #include "wire/name.h"
-
-#define REQUIRE(_condition)                                                                            \
-	do {                                                                                           \
-		if (!(_condition)) {                                                                   \
-			fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #_condition); \
-			abort();                                                                       \
-		}                                                                                      \
-	} while (0)
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void use_name(const char *name, size_t size) {
 	static const uint64_t seed[2] = { 1, 2 };
@@ -241,8 +232,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 }
 
 #ifndef FUZZ_LIBFUZZER
-
-#include "replay.h"
 
 static bool judge(uint8_t *data, size_t size, bool wanted) {
 	(void)LLVMFuzzerTestOneInput(data, size);

@@ -16,17 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fuzz.h"
 #include "tools/gateway/grpc-session.h"
-
-#define REQUIRE(_condition)                                                                            \
-	do {                                                                                           \
-		if (!(_condition)) {                                                                   \
-			fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #_condition); \
-			abort();                                                                       \
-		}                                                                                      \
-	} while (0)
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum {
 	/* the first byte */
@@ -159,8 +150,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 }
 
 #ifndef FUZZ_LIBFUZZER
-
-#include "replay.h"
 
 static bool judge(uint8_t *data, size_t size, bool wanted) {
 	return take_input(data, size) == wanted;

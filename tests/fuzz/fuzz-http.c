@@ -19,18 +19,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "fuzz.h"
 #include "tools/gateway/dashboard.h"
 #include "tools/gateway/http-connection.h"
 #include "tools/gateway/json.h"
 #include "tools/gateway/text.h"
-
-#define REQUIRE(_condition)                                                                            \
-	do {                                                                                           \
-		if (!(_condition)) {                                                                   \
-			fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #_condition); \
-			abort();                                                                       \
-		}                                                                                      \
-	} while (0)
 
 #define INPUT_MAX (1 << 17)
 #define REPLIES_MAX (1 << 22)
@@ -38,8 +31,6 @@
 #define RECEIVE_MAX 4096
 /* turns of the loop in which everything that can happen has */
 #define TURNS_MAX 100000
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* ---- what the door needs besides itself ---- */
 
@@ -270,8 +261,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 }
 
 #ifndef FUZZ_LIBFUZZER
-
-#include "replay.h"
 
 static bool judge(uint8_t *data, size_t size, bool wanted) {
 	int status;

@@ -13,11 +13,11 @@
 
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "count-fds.h"
 #include "loop.h"
 #include "wire/fd.h"
 
@@ -58,17 +58,6 @@ struct Peer {
 	bool inside; /* a call of the test that may not run callbacks */
 	void (*on_message)(Peer *peer, LoopMessage *message);
 };
-
-static inline size_t count_fds(void) {
-	DIR *directory = opendir("/proc/self/fd");
-	size_t n = 0;
-
-	assert_non_null(directory);
-	while (readdir(directory))
-		n++;
-	(void)closedir(directory);
-	return n;
-}
 
 static inline void on_deadline(LoopTimer *timer) {
 	(void)timer;

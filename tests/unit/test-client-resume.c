@@ -9,7 +9,6 @@
 
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -21,6 +20,7 @@
 #include <sys/wait.h>
 
 #include "client-broker.h"
+#include "count-fds.h"
 
 #define OBJECT_SIZE 8192
 #define THREADS 16
@@ -32,17 +32,6 @@ static struct shmb_client *client;
 static int memory;
 
 static size_t fds_before;
-
-static size_t count_fds(void) {
-	DIR *directory = opendir("/proc/self/fd");
-	size_t n = 0;
-
-	assert_non_null(directory);
-	while (readdir(directory))
-		n++;
-	closedir(directory);
-	return n;
-}
 
 static int start_with(uint64_t features) {
 	fds_before = count_fds();

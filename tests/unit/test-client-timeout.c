@@ -9,13 +9,13 @@
 
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "client-broker.h"
+#include "count-fds.h"
 
 #define OBJECT_SIZE 8192
 #define DEADLINE_MS 20000
@@ -26,17 +26,6 @@ static FakeBroker fake;
 static struct shmb_client *client;
 static int memory;
 static size_t fds_before;
-
-static size_t count_fds(void) {
-	DIR *directory = opendir("/proc/self/fd");
-	size_t n = 0;
-
-	assert_non_null(directory);
-	while (readdir(directory))
-		n++;
-	closedir(directory);
-	return n;
-}
 
 static int start(void **state) {
 	(void)state;

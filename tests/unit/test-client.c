@@ -12,7 +12,6 @@
 
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -22,6 +21,7 @@
 #include <sys/un.h>
 
 #include "client.h"
+#include "count-fds.h"
 #include "wire/compat.h"
 
 #define CAPACITY 64
@@ -56,17 +56,6 @@ typedef struct Server {
 	char path[64];
 	pthread_t thread;
 } Server;
-
-static size_t count_fds(void) {
-	DIR *directory = opendir("/proc/self/fd");
-	size_t n = 0;
-
-	assert_non_null(directory);
-	while (readdir(directory))
-		n++;
-	closedir(directory);
-	return n;
-}
 
 static int shared_file(uint64_t size) {
 	int fd = memfd_create("test", MFD_CLOEXEC);

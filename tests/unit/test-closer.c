@@ -7,7 +7,6 @@
 
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,6 +17,7 @@
 #include <unistd.h>
 
 #include "closer.h"
+#include "count-fds.h"
 
 #define DEADLINE_S 20
 #define LOG_MAX 256
@@ -61,21 +61,10 @@ static size_t n_inside(void) {
 	return n;
 }
 
-static size_t count_entries(const char *path) {
-	DIR *directory = opendir(path);
-	size_t n = 0;
-
-	assert_non_null(directory);
-	while (readdir(directory))
-		n++;
-	(void)closedir(directory);
-	return n;
-}
-
 static int check_fds_before(void **state) {
 	static size_t before;
 
-	before = count_entries("/proc/self/fd");
+	before = count_fds();
 	*state = &before;
 	closer_close_fn = slow_close;
 	closes.n_closed = 0;
@@ -83,7 +72,7 @@ static int check_fds_before(void **state) {
 }
 
 static int check_fds_after(void **state) {
-	return count_entries("/proc/self/fd") == *(size_t *)*state ? 0 : -1;
+	return count_fds() == *(size_t *)*state ? 0 : -1;
 }
 
 static uint64_t now_s(void) {

@@ -7,7 +7,6 @@
 
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -15,20 +14,10 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "count-fds.h"
 #include "fd-limit.h"
 #include "wire/compat.h"
 #include "wire/fd.h"
-
-static size_t count_fds(void) {
-	DIR *directory = opendir("/proc/self/fd");
-	size_t n = 0;
-
-	assert_non_null(directory);
-	while (readdir(directory))
-		n++;
-	(void)closedir(directory);
-	return n;
-}
 
 static int check_fds_before(void **state) {
 	static size_t before;

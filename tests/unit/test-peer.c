@@ -8,7 +8,6 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -23,6 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "count-fds.h"
 #include "peer.h"
 #include "wire/compat.h"
 #include "wire/fd.h"
@@ -30,17 +30,6 @@
 #define ID "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 #define POD "12345678-9abc-def0-1234-56789abcdef0"
 #define POD_SLICE "12345678_9abc_def0_1234_56789abcdef0"
-
-static size_t count_fds(void) {
-	DIR *stream = opendir("/proc/self/fd");
-	size_t n = 0;
-
-	assert_non_null(stream);
-	while (readdir(stream))
-		n++;
-	(void)closedir(stream);
-	return n;
-}
 
 static void test_container(void **state) {
 	static const struct {

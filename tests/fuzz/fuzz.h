@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Replay: every file of a fuzzer's corpus is judged: what begins with y_ is to be accepted, what begins with n_ refused.
- * The main() of a fuzzer that is built without libFuzzer.
+ * What the fuzzers share. Built without libFuzzer, each replays its corpus: what begins with y_ is to be accepted, what
+ * begins with n_ refused.
  */
 
 #include <dirent.h>
@@ -12,6 +12,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define REQUIRE(_condition)                                                                            \
+	do {                                                                                           \
+		if (!(_condition)) {                                                                   \
+			fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #_condition); \
+			abort();                                                                       \
+		}                                                                                      \
+	} while (0)
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#ifndef FUZZ_LIBFUZZER
 
 /* whether @size bytes of @data, which it may change, are accepted or not, as @wanted says */
 typedef bool (*ReplayJudge)(uint8_t *data, size_t size, bool wanted);
@@ -76,3 +88,5 @@ static int replay_corpus(int argc, char **argv, const char *corpus, uint8_t *dat
 	printf("%zu accepted, %zu refused, %zu wrong\n", n_yes, n_no, n_wrong);
 	return n_wrong != 0 || n_yes == 0 || n_no == 0;
 }
+
+#endif
