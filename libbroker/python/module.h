@@ -217,6 +217,12 @@ static inline int wait_slice(int *left) {
 /* ---- options.c ---- */
 
 /* how a region is to be registered, with its access list */
+/* how many arguments py_options_parse() and py_options_parse_memory() take */
+enum {
+	N_OPTIONS = 6,
+	N_MEMORY_OPTIONS = 3
+};
+
 typedef struct Options {
 	struct shmb_region_options options;
 	uint32_t uids[ACL_MAX];
@@ -224,9 +230,9 @@ typedef struct Options {
 } Options;
 
 /* keep, replace, read_only, allowed_uids, allowed_gids, principal */
-int py_options_parse(PyObject *const values[static 6], Options *ret);
+int py_options_parse(PyObject *const values[static N_OPTIONS], Options *ret);
 /* of memory that is created, into the same: populate, huge_pages, numa_node */
-int py_options_parse_memory(PyObject *const values[static 3], Options *ret);
+int py_options_parse_memory(PyObject *const values[static N_MEMORY_OPTIONS], Options *ret);
 
 /* ---- region.c ---- */
 

@@ -51,7 +51,7 @@ static int huge_parse(PyObject *value, uint32_t *ret) {
 	return -1;
 }
 
-int py_options_parse(PyObject *const values[static 6], Options *ret) {
+int py_options_parse(PyObject *const values[static N_OPTIONS], Options *ret) {
 	struct shmb_region_options *options = &ret->options;
 	bool keep = false, replace = false, read_only = false;
 	uint64_t principal = UINT64_MAX;
@@ -75,7 +75,7 @@ int py_options_parse(PyObject *const values[static 6], Options *ret) {
 	return 0;
 }
 
-int py_options_parse_memory(PyObject *const values[static 3], Options *ret) {
+int py_options_parse_memory(PyObject *const values[static N_MEMORY_OPTIONS], Options *ret) {
 	uint32_t node = UINT32_MAX;
 	bool populate = false;
 

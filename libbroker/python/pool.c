@@ -68,6 +68,15 @@ static PyObject *pool_new(Broker *broker, struct shmb_pool *opened, bool retires
 	return (PyObject *)pool;
 }
 
+/* the object for what the library opened with result @r; takes over the broker's use */
+static PyObject *pool_of(Broker *broker, int r, struct shmb_pool *opened, bool retires) {
+	if (!r)
+		return pool_new(broker, opened, retires);
+	(void)py_error_raise(broker->state, r);
+	py_broker_unuse(broker);
+	return NULL;
+}
+
 const char py_pool_create_doc[] =
 	"create_pool($self, name, n_blocks, block_size, alignment=64, *, keep=False, replace=False,\n"
 	"            populate=False, numa_node=None, allowed_uids=None, allowed_gids=None,\n"
@@ -124,11 +133,7 @@ PyObject *py_pool_create(PyObject *self, PyObject *const *arguments, Py_ssize_t 
 		return NULL;
 	asked.region = &options.options;
 	WITHOUT_GIL(r = shmb_pool_create(broker->client, name, n_blocks, size, &asked, &made));
-	if (r) {
-		py_broker_unuse(broker);
-		return py_error_raise(broker->state, r);
-	}
-	return pool_new(broker, made, !(options.options.flags & SHMB_REGION_OPT_KEEP));
+	return pool_of(broker, r, made, !(options.options.flags & SHMB_REGION_OPT_KEEP));
 }
 
 const char py_pool_open_doc[] =
@@ -146,11 +151,7 @@ PyObject *py_pool_open(PyObject *self, PyObject *value) {
 	if (py_argument_text(value, "name", &name) || py_broker_use(broker))
 		return NULL;
 	WITHOUT_GIL(r = shmb_pool_open(broker->client, name, &opened));
-	if (r) {
-		py_broker_unuse(broker);
-		return py_error_raise(broker->state, r);
-	}
-	return pool_new(broker, opened, false);
+	return pool_of(broker, r, opened, false);
 }
 
 /* ---- blocks ---- */

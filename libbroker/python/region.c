@@ -130,12 +130,49 @@ static PyObject *region_new(Broker *broker, struct shmb_region *owned, Layout *l
 	return (PyObject *)region;
 }
 
+/* what every way to make a region is told */
+typedef struct Asked {
+	const char *name;
+	Layout layout;
+	Options options;
+} Asked;
+
+/* the parameters of Asked beside the name, which follow each other in a signature */
+#define ASKED_PARAMETERS \
+	"shape", "dtype", "nbytes", "keep", "replace", "read_only", "allowed_uids", "allowed_gids", "principal", "key"
+enum {
+	ASKED_SHAPE,
+	ASKED_DTYPE,
+	ASKED_NBYTES,
+	ASKED_OPTIONS,
+	ASKED_KEY = ASKED_OPTIONS + N_OPTIONS,
+	N_ASKED,
+};
+
+static int asked_parse(PyObject *name, PyObject *const values[static N_ASKED], Asked *ret) {
+	ret->name = NULL;
+	if (py_argument_text(name, "name", &ret->name) || layout_parse(values, &ret->layout) ||
+	    py_options_parse(&values[ASKED_OPTIONS], &ret->options) ||
+	    py_argument_text(values[ASKED_KEY], "key", &ret->options.options.key))
+		return -1;
+	return 0;
+}
+
 /* nbytes or a shape was given */
-static int check_size(PyObject *const values[static 3], const char *function) {
-	if (values[0] || values[2])
+static int check_size(PyObject *const values[static N_ASKED], const char *function) {
+	if (values[ASKED_SHAPE] || values[ASKED_NBYTES])
 		return 0;
 	PyErr_Format(PyExc_TypeError, "%s() needs a shape or nbytes", function);
 	return -1;
+}
+
+/* the object for what the library made with result @r; takes over the broker's use */
+static PyObject *region_of(Broker *broker, int r, struct shmb_region *owned, Asked *asked, int32_t device) {
+	if (!r)
+		return region_new(broker, owned, &asked->layout, &asked->options, device);
+	(void)py_error_raise(broker->state, r);
+	py_broker_unuse(broker);
+	return NULL;
 }
 
 const char py_region_create_doc[] =
@@ -156,48 +193,27 @@ const char py_region_create_doc[] =
 PyObject *py_region_create(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
 	enum {
 		NAME,
-		SHAPE,
-		DTYPE,
-		NBYTES,
-		KEEP,
-		REPLACE,
-		READ_ONLY,
-		UIDS,
-		GIDS,
-		PRINCIPAL,
-		KEY,
-		POPULATE,
-		HUGE_PAGES,
-		NODE,
-		N
+		ASKED,
+		MEMORY = ASKED + N_ASKED,
+		N = MEMORY + N_MEMORY_OPTIONS
 	};
-	static const Signature signature = { "create",
-					     1,
-					     3,
-					     N,
-					     { "name", "shape", "dtype", "nbytes", "keep", "replace", "read_only",
-					       "allowed_uids", "allowed_gids", "principal", "key", "populate",
-					       "huge_pages", "numa_node" } };
+	static const Signature signature = {
+		"create", 1, 3, N, { "name", ASKED_PARAMETERS, "populate", "huge_pages", "numa_node" }
+	};
 	Broker *broker = (Broker *)self;
 	struct shmb_region *owned;
-	const char *name = NULL;
 	PyObject *values[N];
-	Options options;
-	Layout layout;
+	Asked asked;
 	int r;
 
 	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
-	    py_argument_text(values[NAME], "name", &name) || layout_parse(&values[SHAPE], &layout) ||
-	    py_options_parse(&values[KEEP], &options) || py_options_parse_memory(&values[POPULATE], &options) ||
-	    py_argument_text(values[KEY], "key", &options.options.key) || check_size(&values[SHAPE], "create") ||
+	    asked_parse(values[NAME], &values[ASKED], &asked) ||
+	    py_options_parse_memory(&values[MEMORY], &asked.options) || check_size(&values[ASKED], "create") ||
 	    py_broker_use(broker))
 		return NULL;
-	WITHOUT_GIL(r = shmb_region_create(broker->client, name, layout.size, &options.options, &owned));
-	if (r) {
-		py_broker_unuse(broker);
-		return py_error_raise(broker->state, r);
-	}
-	return region_new(broker, owned, &layout, &options, -1);
+	WITHOUT_GIL(
+		r = shmb_region_create(broker->client, asked.name, asked.layout.size, &asked.options.options, &owned));
+	return region_of(broker, r, owned, &asked, -1);
 }
 
 const char py_region_adopt_doc[] =
@@ -210,39 +226,21 @@ PyObject *py_region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t
 	enum {
 		NAME,
 		FD,
-		SHAPE,
-		DTYPE,
-		NBYTES,
-		KEEP,
-		REPLACE,
-		READ_ONLY,
-		UIDS,
-		GIDS,
-		PRINCIPAL,
-		KEY,
-		OFFSET,
+		ASKED,
+		OFFSET = ASKED + N_ASKED,
 		N
 	};
-	static const Signature signature = { "adopt",
-					     2,
-					     4,
-					     N,
-					     { "name", "fd", "shape", "dtype", "nbytes", "keep", "replace", "read_only",
-					       "allowed_uids", "allowed_gids", "principal", "key", "offset" } };
+	static const Signature signature = { "adopt", 2, 4, N, { "name", "fd", ASKED_PARAMETERS, "offset" } };
 	Broker *broker = (Broker *)self;
 	struct shmb_region *owned;
-	const char *name = NULL;
 	uint64_t offset = 0;
 	PyObject *values[N];
-	Options options;
-	Layout layout;
+	Asked asked;
 	long fd;
 	int r;
 
 	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
-	    py_argument_text(values[NAME], "name", &name) || layout_parse(&values[SHAPE], &layout) ||
-	    py_options_parse(&values[KEEP], &options) || py_argument_text(values[KEY], "key", &options.options.key) ||
-	    py_argument_uint64(values[OFFSET], "offset", &offset))
+	    asked_parse(values[NAME], &values[ASKED], &asked) || py_argument_uint64(values[OFFSET], "offset", &offset))
 		return NULL;
 	fd = PyLong_AsLong(values[FD]);
 	if (fd == -1 && PyErr_Occurred())
@@ -253,13 +251,9 @@ PyObject *py_region_adopt(PyObject *self, PyObject *const *arguments, Py_ssize_t
 	}
 	if (py_broker_use(broker))
 		return NULL;
-	WITHOUT_GIL(
-		r = shmb_region_adopt(broker->client, name, (int)fd, offset, layout.size, &options.options, &owned));
-	if (r) {
-		py_broker_unuse(broker);
-		return py_error_raise(broker->state, r);
-	}
-	return region_new(broker, owned, &layout, &options, -1);
+	WITHOUT_GIL(r = shmb_region_adopt(broker->client, asked.name, (int)fd, offset, asked.layout.size,
+					  &asked.options.options, &owned));
+	return region_of(broker, r, owned, &asked, -1);
 }
 
 const char py_region_cuda_doc[] =
@@ -272,62 +266,42 @@ PyObject *py_region_cuda(PyObject *self, PyObject *const *arguments, Py_ssize_t 
 	enum {
 		NAME,
 		ADDRESS,
-		SHAPE,
-		DTYPE,
-		NBYTES,
-		KEEP,
-		REPLACE,
-		READ_ONLY,
-		UIDS,
-		GIDS,
-		PRINCIPAL,
-		KEY,
-		DEVICE,
+		ASKED,
+		DEVICE = ASKED + N_ASKED,
 		UNPUBLISHED,
 		N
 	};
-	static const Signature signature = { "_cuda_region",
-					     2,
-					     4,
-					     N,
-					     { "name", "address", "shape", "dtype", "nbytes", "keep", "replace",
-					       "read_only", "allowed_uids", "allowed_gids", "principal", "key",
-					       "device", "unpublished" } };
+	static const Signature signature = {
+		"_cuda_region", 2, 4, N, { "name", "address", ASKED_PARAMETERS, "device", "unpublished" }
+	};
 	Broker *broker = (Broker *)self;
 	struct shmb_region *owned;
-	const char *name = NULL;
 	bool unpublished = false;
 	uint64_t address = 0;
 	uint32_t device = 0;
 	PyObject *values[N];
-	Options options;
-	Layout layout;
+	Asked asked;
 	int r;
 
 	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
-	    py_argument_text(values[NAME], "name", &name) || py_argument_uint64(values[ADDRESS], "address", &address) ||
-	    layout_parse(&values[SHAPE], &layout) || py_options_parse(&values[KEEP], &options) ||
-	    py_argument_text(values[KEY], "key", &options.options.key) ||
+	    asked_parse(values[NAME], &values[ASKED], &asked) ||
+	    py_argument_uint64(values[ADDRESS], "address", &address) ||
 	    py_argument_uint32(values[DEVICE], "device", &device) ||
 	    py_argument_bool(values[UNPUBLISHED], &unpublished) ||
-	    check_size(&values[SHAPE], address ? "cuda_export" : "cuda_alloc"))
+	    check_size(&values[ASKED], address ? "cuda_export" : "cuda_alloc"))
 		return NULL;
 	if (device > INT32_MAX) {
 		PyErr_SetString(PyExc_ValueError, "device is an ordinal");
 		return NULL;
 	}
-	options.options.flags |= unpublished ? SHMB_REGION_OPT_UNPUBLISHED : 0;
+	asked.options.options.flags |= unpublished ? SHMB_REGION_OPT_UNPUBLISHED : 0;
 	if (py_broker_use(broker))
 		return NULL;
-	WITHOUT_GIL(r = address ? shmb_cuda_export(broker->client, name, (const void *)(uintptr_t)address, layout.size,
-						   &options.options, &owned)
-				: shmb_cuda_alloc(broker->client, name, layout.size, (int32_t)device, &options.options,
-						  &owned));
-	if (r) {
-		py_broker_unuse(broker);
-		return py_error_raise(broker->state, r);
-	}
-	return region_new(broker, owned, &layout, &options, (int32_t)device);
+	WITHOUT_GIL(r = address ? shmb_cuda_export(broker->client, asked.name, (const void *)(uintptr_t)address,
+						   asked.layout.size, &asked.options.options, &owned)
+				: shmb_cuda_alloc(broker->client, asked.name, asked.layout.size, (int32_t)device,
+						  &asked.options.options, &owned));
+	return region_of(broker, r, owned, &asked, (int32_t)device);
 }
 
 /* ---- how it ends ---- */
@@ -345,6 +319,13 @@ static int retire(Region *region, uint32_t mode, int timeout) {
 	return r;
 }
 
+static int check_registered(const Region *region) {
+	if (region->region && !region->retired)
+		return 0;
+	PyErr_SetString(py_error_class(region->memory.state, SHMB_E_STALE), "the region was retired before");
+	return -1;
+}
+
 static PyObject *region_retire(PyObject *self, PyObject *const *arguments, Py_ssize_t n, PyObject *keywords) {
 	static const Signature signature = { "retire", 0, 1, 3, { "mode", "wait", "timeout" } };
 	Region *region = (Region *)self;
@@ -356,10 +337,8 @@ static PyObject *region_retire(PyObject *self, PyObject *const *arguments, Py_ss
 	if (py_arguments_parse(&signature, arguments, n, keywords, values) || py_argument_mode(values[0], &mode) ||
 	    py_argument_bool(values[1], &wait) || py_argument_timeout(values[2], &timeout))
 		return NULL;
-	if (!region->region || region->retired) {
-		PyErr_SetString(py_error_class(region->memory.state, SHMB_E_STALE), "the region was retired before");
+	if (check_registered(region))
 		return NULL;
-	}
 	r = retire(region, mode | (wait ? SHMB_RETIRE_WAIT : 0), timeout);
 	if (r)
 		(void)py_error_raise(region->memory.state, r);
@@ -417,10 +396,8 @@ static PyObject *region_publish(PyObject *self, PyObject *const *arguments, Py_s
 	if (py_arguments_parse(&signature, arguments, n, keywords, values) ||
 	    py_argument_uint64(values[0], "stream", &stream))
 		return NULL;
-	if (!region->region || region->retired) {
-		PyErr_SetString(py_error_class(region->memory.state, SHMB_E_STALE), "the region was retired before");
+	if (check_registered(region))
 		return NULL;
-	}
 	region->memory.n_exports++;
 	WITHOUT_GIL(r = shmb_cuda_publish(region->region, (void *)(uintptr_t)stream));
 	if (r)

@@ -6,6 +6,7 @@ is closed by then.
 """
 
 import contextlib
+import fcntl
 import os
 import pathlib
 import subprocess
@@ -125,6 +126,16 @@ def broker(daemon):  # pylint: disable=redefined-outer-name
     """A connection to it."""
     with shmbroker.connect(daemon.socket) as one:
         yield one
+
+
+@pytest.fixture
+def file():
+    """100,000 bytes of memory, by its fd."""
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 100000)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    yield fd
+    os.close(fd)
 
 
 @pytest.fixture

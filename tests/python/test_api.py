@@ -3,8 +3,8 @@
 
 import array
 import ctypes
-import fcntl
 import gc
+import inspect
 import mmap
 import os
 import tempfile
@@ -233,13 +233,9 @@ def test_unregister_by_name(broker):
         region.close()
 
 
-def test_keys(broker):
-    fd = os.memfd_create("memory", os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, 4096)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-    with broker.create("made", nbytes=1, key="/a key"), broker.adopt("given", fd, key="ü"), broker.create("none", nbytes=1):
+def test_keys(broker, file):
+    with broker.create("made", nbytes=1, key="/a key"), broker.adopt("given", file, key="ü"), broker.create("none", nbytes=1):
         assert {entry.name: entry.key for entry in broker.status()} == {"made": "/a key", "given": "ü", "none": ""}
-    os.close(fd)
     with pytest.raises(shmbroker.BadName):
         broker.create("bad", nbytes=1, key="k" * 256)
 
@@ -280,18 +276,6 @@ def test_close_with_what_is_alive(broker, daemon):
     assert [entry.state for entry in broker.status("r")] == [shmbroker.RegionState.RETIRING] and view[0] == 0
     del view, lease
     until(lambda: not list(broker.status("r")), "the broker has heard of it")
-
-
-@pytest.fixture
-def file():
-    """100,000 bytes of memory, by its fd."""
-    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, 100000)
-    import fcntl  # pylint: disable=import-outside-toplevel
-
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    yield fd
-    os.close(fd)
 
 
 def test_adopt_what_has_a_descriptor(broker, file):
@@ -407,7 +391,6 @@ def test_numpy_arrays_hold_the_lease(broker):
 
 def test_buffers_are_taken_by_others(broker):
     with broker.create("r", 4, "int32") as region:
-        array.array("i", [1, 2, 3, 4]).tobytes()
         memoryview(region)[:] = memoryview(array.array("i", [1, 2, 3, 4]))
         with memoryview(region) as view:
             assert (view.format, view.itemsize, view.shape, view.strides, view.tolist()) == ("i", 4, (4,), (4,), [1, 2, 3, 4])
@@ -444,3 +427,34 @@ def test_the_order_of_fortran_is_refused(broker):
                 with pytest.raises(BufferError, match="Fortran"):
                     get(ctypes.py_object(view), buffer, flag)
             assert view.exports == 0
+
+
+def test_all_of_it_is_described():
+    """help() has something to say of each class and of all that it has."""
+    missing = [name for name in shmbroker.__all__ if callable(getattr(shmbroker, name)) and not getattr(shmbroker, name).__doc__]
+    for owner in (shmbroker.Broker, shmbroker.Region, shmbroker.Lease, shmbroker.View, shmbroker.Handle, shmbroker.Pool,
+                  shmbroker.Block, shmbroker.Aio, shmbroker.Events):
+        missing += [f"{owner.__name__}.{name}" for name, value in inspect.getmembers(owner)
+                    if not name.startswith("_") and not getattr(value, "__doc__", None)]
+    assert not missing
+
+
+def test_it_needs_no_other_package(run):
+    """Whoever has not NumPy looks at memory all the same; whoever has it does not pay for it before it is asked for."""
+    assert run("""
+import sys
+others = ("numpy", "torch", "cupy", "tritonclient")
+import shmbroker
+with shmbroker.connect() as broker, broker.create("r", (2, 3), "int16") as region, broker.create_pool("p", 1, 64) as pool:
+    with memoryview(region) as view:
+        view[1, 2] = 7
+    with broker.get_memory_info("r") as lease, pool.acquire() as block:
+        print(memoryview(lease.view((2, 3), "int16")).tolist(), lease.__dlpack_device__(), bytes(memoryview(block)[:1]))
+    assert region.__dlpack__(max_version=(1, 0)) and region.__array_interface__["shape"] == (2, 3)
+    print([name for name in others if name in sys.modules])
+    sys.modules["numpy"] = None
+    try:
+        region.numpy()
+    except ImportError:
+        print("no NumPy")
+""").splitlines() == ["[[0, 0, 0], [0, 0, 7]] (1, 0) b'\\x00'", "[]", "no NumPy"]

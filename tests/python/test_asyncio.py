@@ -2,7 +2,6 @@
 """Events that the loop reads from the connection, and calls that wait as coroutines."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -99,7 +98,7 @@ def test_the_broker_ends_for_good(broker, daemon):
     go(main())
 
 
-def test_calls_as_coroutines(broker):
+def test_calls_as_coroutines(broker, file):
     async def main():
         aio = broker.aio
         region = await aio.create("r", 4, "int32")
@@ -111,13 +110,7 @@ def test_calls_as_coroutines(broker):
         lease.release()
         await retired
         assert await aio.ping() > 0 and len(await aio.clients()) == 1 and await aio.stats()
-        fd = os.memfd_create("a", os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, 4096)
-        import fcntl  # pylint: disable=import-outside-toplevel
-
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        adopted = await aio.adopt("a", fd)
-        os.close(fd)
+        adopted = await aio.adopt("a", file)
         await aio.unregister("a")
         with pytest.raises(shmbroker.NotFound):
             await aio.unregister("a")

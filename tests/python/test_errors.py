@@ -39,6 +39,29 @@ def test_the_brokers_sentence(broker):
     assert str(caught.value)
 
 
+def consumer_creates():
+    with shmbroker.connect(roles="consumer") as one:
+        one.create("s", nbytes=1)
+
+
+@pytest.mark.parametrize("config", ["[quota]\nbytes = 1M\n[access]\nreserve = mine/ 12345\n"])
+def test_the_sentence_is_of_the_call(broker, file):
+    """What is said is not only the text that belongs to the code."""
+    texts = {int(code): text for _, code, text in CODES}
+    with broker.create("r", nbytes=4096), broker.get_memory_info("r") as lease:
+        for error, call in {
+            shmbroker.QuotaExceeded: lambda: broker.create("s", nbytes=2 << 20),
+            shmbroker.PermissionDenied: consumer_creates,
+            shmbroker.Reserved: lambda: broker.create("mine/s", nbytes=1),
+            shmbroker.OutOfBounds: lambda: broker.adopt("s", file, nbytes=100001),
+            shmbroker.AccessRefused: lambda: lease.copy_in(b"x"),
+        }.items():
+            with pytest.raises(error) as caught:
+                call()
+            assert type(caught.value) is error
+            assert str(caught.value) not in ("", texts[error.code]), error
+
+
 def test_the_broker_does_not_answer(broker, daemon):
     daemon.process.send_signal(signal.SIGSTOP)
     try:

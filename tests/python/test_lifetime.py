@@ -2,11 +2,14 @@
 """Leaks, the interpreter's end, threads, forks."""
 
 import os
+import signal
+import subprocess
 import sys
 import threading
 
 import numpy
 import pytest
+from conftest import DEADLINE, until
 
 import shmbroker
 
@@ -220,6 +223,56 @@ def test_others_run_while_one_waits(broker):
     region.close()
 
 
+WAITS = {
+    "ping": lambda broker, region, lease: broker.ping(),
+    "create": lambda broker, region, lease: broker.create("s", nbytes=1),
+    "create_pool": lambda broker, region, lease: broker.create_pool("s", 1, 1),
+    "adopt": lambda broker, region, lease: broker.adopt("s", region.fd),
+    "get_memory_info": lambda broker, region, lease: broker.get_memory_info("r"),
+    "lookup": lambda broker, region, lease: broker.lookup("r"),
+    "open_pool": lambda broker, region, lease: broker.open_pool("p"),
+    "fileno": lambda broker, region, lease: lease.fileno(),
+    "retire": lambda broker, region, lease: region.retire(),
+    "close": lambda broker, region, lease: region.close(),
+    "unregister": lambda broker, region, lease: broker.unregister(["r"]),
+    "unregister_all": lambda broker, region, lease: broker.unregister_all(),
+    "subscribe": lambda broker, region, lease: broker.subscribe(),
+    "status": lambda broker, region, lease: list(broker.status()),
+    "clients": lambda broker, region, lease: broker.clients(),
+    "stats": lambda broker, region, lease: broker.stats(),
+    "broker_info": lambda broker, region, lease: broker.broker_info(),
+}
+
+
+@pytest.mark.parametrize("case", WAITS)
+def test_others_run_while_the_broker_is_asked(daemon, case):
+    """Only another thread makes the broker answer; a call that keeps that one from running ends with TimedOut."""
+    with shmbroker.connect(daemon.socket) as other, other.create_pool("p", 1, 1), shmbroker.connect(daemon.socket) as broker:
+        region = broker.create("r", nbytes=4096)
+        lease = broker.get_memory_info("r", write=True)
+        broker.set_call_timeout(DEADLINE)
+        calls, results = threading.Event(), []
+
+        def ask():
+            calls.set()
+            try:
+                results.append(WAITS[case](broker, region, lease))
+            except shmbroker.Error as error:
+                results.append(error)
+
+        daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            asker = threading.Thread(target=ask)
+            asker.start()
+            calls.wait()
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+        asker.join()
+        assert not isinstance(results[0], shmbroker.Error), results
+        results.clear()
+        del lease, region
+
+
 def test_close_while_others_call(daemon):
     broker = shmbroker.connect(daemon.socket)
     waiter = threading.Thread(target=lambda: pytest.raises(ValueError, broker.next_event))
@@ -265,10 +318,8 @@ print(os.waitstatus_to_exitcode(status), entry.leases, bytes(view[:3]), broker.p
 """).strip() == "11 1 b'abc' True"
 
 
-def test_a_killed_owner_leaves_the_lease(broker, run):
+def test_a_killed_owner_leaves_the_lease(broker):
     """The memory of an owner that is killed stays as long as the lease, and the name is free."""
-    import subprocess  # pylint: disable=import-outside-toplevel
-
     owner = subprocess.Popen([sys.executable, "-c", "import shmbroker\nb = shmbroker.connect()\n"
                               "r = b.create('r', nbytes=4096)\nmemoryview(r)[:3] = b'abc'\nprint(flush=True)\ninput()"],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -276,11 +327,6 @@ def test_a_killed_owner_leaves_the_lease(broker, run):
     view = memoryview(broker.get_memory_info("r"))
     owner.kill()
     owner.communicate()
-    while True:
-        try:
-            broker.create("r", nbytes=1).close()
-            break
-        except shmbroker.AlreadyExists:
-            pass
+    until(lambda: not list(broker.status(states=[shmbroker.RegionState.ACTIVE])), "the broker has noticed")
+    broker.create("r", nbytes=1).close()
     assert bytes(view[:3]) == b"abc"
-    assert run

@@ -2,6 +2,7 @@
 """The drop-in for tritonclient.utils.shared_memory beside the original: one program, the same results."""
 
 import gc
+import importlib.metadata
 import inspect
 import secrets
 import struct
@@ -66,6 +67,10 @@ def test_signatures(name):
     theirs, mine = (inspect.signature(getattr(module, name)) for module in (original, ours))
     assert [(one.name, one.kind, one.default) for one in theirs.parameters.values()] == \
         [(one.name, one.kind, one.default) for one in mine.parameters.values()]
+
+
+def test_the_original_is_the_one_that_is_documented():
+    assert f" {'.'.join(importlib.metadata.version('tritonclient').split('.')[:2])};" in shmbroker.triton.__doc__
 
 
 def test_classes(shm):
