@@ -82,14 +82,14 @@ AnswerCode core_cuda_register(Core *core, const Caller *caller, Bytes name, Byte
 
 AnswerCode core_status(Core *core, const Caller *caller, CoreKind kind, Bytes name, CoreRegionList *ret,
 		       Answer *answer) {
-	static CoreRegion region = { .name = (char *)"a \"name\"", .key = (char *)"/key", .byte_size = UINT64_MAX };
+	static CoreRegion region = { .name = "a \"name\"", .key = "/key", .byte_size = UINT64_MAX };
 
 	(void)core;
 	(void)caller;
 	(void)kind;
 	if (name.size > CORE_NAME_MAX)
 		return answer_set(answer, ANSWER_INVALID_ARG, "the name is too long");
-	*ret = (CoreRegionList){ &region, 1 };
+	*ret = (CoreRegionList){ .regions = &region, .n = 1 };
 	return ANSWER_OK;
 }
 

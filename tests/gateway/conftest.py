@@ -89,7 +89,28 @@ class Place:
                 preexec_fn=lambda: become(None if capability else uid))
 
 
-class Broker:
+class Program:
+    """One that runs: its process, and the file of what it says."""
+
+    process, log_path = None, None
+
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        """SIGTERM: it ends in order."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        assert self.process.wait(DEADLINE) == 0, self.log()
+        for sign in ("AddressSanitizer", "LeakSanitizer", "runtime error:"):
+            assert sign not in self.log(), self.log()[-8000:]
+
+
+class Broker(Program):
     """shmbrokerd, which may be stopped and started again."""
 
     def __init__(self, place, config, uid=None):
@@ -113,9 +134,6 @@ class Broker:
             probe.connect(str(self.socket))
             return True
 
-    def log(self):
-        return self.log_path.read_text(errors="replace")
-
     def ctl(self, *arguments):
         """shmbrokerctl of the test's own uid."""
         return subprocess.run([self.place.path / "shmbrokerctl", "-s", str(self.socket), *arguments], check=False, text=True,
@@ -125,21 +143,6 @@ class Broker:
         done = self.ctl("--json", "status")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)["regions"]
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self):
-        if self.process.poll() is None:
-            self.process.terminate()
-        assert self.process.wait(DEADLINE) == 0, self.log()
-        clean(self.log())
-
-
-def clean(log):
-    for sign in ("AddressSanitizer", "LeakSanitizer", "runtime error:"):
-        assert sign not in log, log[-8000:]
 
 
 class Reply:
@@ -163,7 +166,7 @@ class Reply:
         return f"<{self.status} {self.body[:500]!r}>"
 
 
-class Gateway:
+class Gateway(Program):
     """shmbroker-gateway, which may be stopped and started again."""
 
     def __init__(self, place, broker, *options, uid=None, name="gateway", start=True, capability=None):
@@ -171,7 +174,7 @@ class Gateway:
         directory = place.directory(name, uid)
         self.options = ["--socket", broker.socket, "--http-port=0", "--grpc-port=0", "--metrics-port=0",
                         "--ports-file", directory / "ports", "--http-socket", directory / "http",
-                        "--grpc-socket", directory / "grpc", *options]
+                        "--grpc-socket", directory / "grpc", "--metrics-socket", directory / "metrics", *options]
         self.directory, self.log_path, self.ports_file = directory, directory / "log", directory / "ports"
         self.process, self.ports = None, None
         if start:
@@ -189,9 +192,6 @@ class Gateway:
 
     def ready(self):
         return self.get("/v2/health/ready").status == 200
-
-    def log(self):
-        return self.log_path.read_text(errors="replace")
 
     @property
     def http(self):
@@ -282,16 +282,8 @@ class Gateway:
         if "libasan" not in maps and "libclang_rt" not in maps:
             assert self.rss() < MEMORY_MAX
 
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
     def stop(self):
-        """SIGTERM: it ends in order."""
-        if self.process.poll() is None:
-            self.process.terminate()
-        assert self.process.wait(DEADLINE) == 0, self.log()
-        clean(self.log())
+        super().stop()
         assert not pathlib.Path(self.http_socket).exists()
 
 

@@ -182,6 +182,9 @@ class TestPage:
         assert page.run("document.title") == "shmbroker"
         assert page.run("document.querySelectorAll('main img, main script').length") == 0
         assert "can truncate" in page.run("document.getElementById('warnings').textContent")
+        assert page.run("document.getElementById('n-leases').textContent") == "0"
+        assert f"uid {os.geteuid()}" in page.run("document.getElementById('owners').tBodies[0].textContent")
+        assert f"pid {gateway.process.pid}" in page.run("document.getElementById('clients').tBodies[0].textContent")
         assert page.run("document.getElementById('chart').querySelector('.line').getAttribute('d')").startswith("M")
         assert {url.split("/")[2] for url in page.requests if not url.startswith("data:")} == {gateway.http}
         assert page.complaints == []
@@ -264,6 +267,7 @@ class TestWarnings:
             consumer.lookup("audio")
             assert gateway.region("system", "audio", "unregister").status == 200
             page.until(f"{ROWS}.some(row => row.textContent.includes('lazy'))", "the region that is retiring")
+            assert page.run("document.getElementById('n-leases').textContent") == "1"
             assert "audio" not in page.run(text)
             page.run("void (Date.now = (now => () => now() + 3 * 60000)(Date.now))")
             page.until(f"{text}.includes('audio waits for 1 lease since more than 3 min')")

@@ -222,7 +222,8 @@ def test_window_0(gateway, key, peer, bystander, n):
     for one in some:
         one.until(lambda: len(one.streams_ended()) == 32, "all calls end")  # pylint: disable=cell-var-from-loop
         assert sum(map(len, one.of(DATA))) == 0
-        # it is still of use
+    # nobody holds anything any more, and each is still of use
+    for one in some:
         one.send(frames.frame(WINDOW_UPDATE, 0, 0, b"\0\x0f\xff\xff") + frames.frame(SETTINGS, 0, 0, struct.pack(
             ">HI", INITIAL_WINDOW_SIZE, 1 << 20)) + frames.call(STATUS, 65))
         one.until(lambda: 65 in one.streams_ended(), "a call")  # pylint: disable=cell-var-from-loop

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU memory by handle over HTTP, with a broker that relays handles: neither a driver nor a GPU is needed for that."""
+"""GPU memory by handle over HTTP and gRPC, with a broker that relays handles: neither a driver nor a GPU is needed for that."""
 
 import base64
 
 import pytest
+import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
@@ -88,6 +89,25 @@ def test_real_client(gateway):
             client.register_cuda_shared_memory("x", base64.b64encode(bytes(range(64))), 1, 4096)
         client.unregister_cuda_shared_memory("x")
         assert client.get_cuda_shared_memory_status() == []
+
+
+def test_real_client_over_grpc(gateway):
+    """What it registers is what the other door lists."""
+    with tritonclient.grpc.InferenceServerClient(gateway.grpc) as client:
+        assert "cuda_shared_memory" in client.get_server_metadata().extensions
+        client.register_cuda_shared_memory("x", HANDLE.encode(), 1, 4096)
+        listed = client.get_cuda_shared_memory_status().regions
+        assert {name: (region.name, region.device_id, region.byte_size) for name, region in listed.items()} == {"x": ("x", 1, 4096)}
+        assert gateway.status("cuda") == [{"name": "x", "device_id": 1, "byte_size": 4096}]
+        with pytest.raises(InferenceServerException, match="already in manager"):
+            client.register_cuda_shared_memory("x", HANDLE.encode(), 1, 4096)
+        for device in (2, -1):
+            with pytest.raises(InferenceServerException, match=ARGS):
+                client.register_cuda_shared_memory("y", HANDLE.encode(), device, 4096)
+        client.unregister_system_shared_memory("x")
+        assert list(client.get_cuda_shared_memory_status("x").regions) == ["x"]
+        client.unregister_cuda_shared_memory("x")
+        assert not client.get_cuda_shared_memory_status().regions
 
 
 @pytest.mark.parametrize("options, why", [

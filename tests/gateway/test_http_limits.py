@@ -2,16 +2,24 @@
 """What a client may do over HTTP at most: framing, sizes, time, connections; others are served meanwhile."""
 
 import contextlib
+import fcntl
 import gzip
 import json
+import os
+import pathlib
 import socket
 import statistics
+import sys
 import threading
 import time
 
 import pytest
+import tritonclient.grpc
 
 from conftest import DEADLINE, until
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
+from protocol_client import Client, register_entry  # noqa: E402  pylint: disable=wrong-import-position
 
 MIB = 1 << 20
 REGISTER = "/v2/systemsharedmemory/region/x/register"
@@ -411,6 +419,27 @@ class TestMemory:
         assert replies <= {429, 500} and 500 in replies
         print("RSS", gateway.rss(), "KiB")
         gateway.check_memory()
+
+
+def test_many_regions_with_long_names(gateway):
+    """As many as one user may have, whose list is far longer than a register request; however many, the gateway stays small."""
+    fd = os.memfd_create("many", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4096)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    n = 0
+    with contextlib.closing(os.fdopen(fd)), Client(gateway.broker.socket) as client:
+        client.hello()
+        while n < 30000:
+            names = [f"{number:06}" + "n" * 249 for number in range(n, n + 50)]
+            results = client.register_many([register_entry(name, 64) for name in names], [fd])
+            assert not any(result["code"] for result in results), results
+            n += len(names)
+        assert len(gateway.status()) == n
+        with tritonclient.grpc.InferenceServerClient(gateway.grpc) as triton:
+            assert len(triton.get_system_shared_memory_status().regions) == n
+        assert gateway.post("/v2/systemsharedmemory/unregister").status == 200
+        assert gateway.region("system", names[0], "status").json[0]["name"] == names[0]
+    gateway.check_memory()
 
 
 class Bystander(threading.Thread):

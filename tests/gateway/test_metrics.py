@@ -124,6 +124,17 @@ def test_connections_and_abuse_are_seen(gateway):
     until(lambda: of(samples(scrape(gateway)), "connections", door="http") == 0, "its end")
 
 
+def test_unix_socket(gateway):
+    """The same door."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(DEADLINE)
+        connection.connect(gateway.ports["metrics"]["socket"])
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        said = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, text = said.decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 200 ") and PREFIX + "broker_up" in text
+
+
 def test_there_is_nothing_else_at_this_door(gateway):
     for method, path, status in (("GET", "/", 404), ("GET", "/v2/health/live", 404), ("GET", "/metrics/", 404),
                                  ("POST", "/metrics", 405), ("GET", "/metrics?x=1", 200)):

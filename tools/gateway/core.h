@@ -42,6 +42,8 @@ typedef struct Bytes {
 } Bytes;
 
 #define BYTES(_text) ((Bytes){ (_text), __builtin_strlen(_text) })
+/* for "%.*s" */
+#define CORE_ARG(_bytes) (int)(_bytes).size, (_bytes).data
 
 typedef struct Core {
 	Link *link;		 /* borrowed */
@@ -90,8 +92,8 @@ AnswerCode core_cuda_register(Core *core, const Caller *caller, Bytes name, Byte
 AnswerCode core_check_allowed(const Core *core, Answer *answer);
 
 typedef struct CoreRegion {
-	char *name;
-	char *key; /* NULL with CUDA; "shmbroker:NAME" for what was registered natively; "" for another user's */
+	const char *name;
+	const char *key; /* NULL with CUDA; "shmbroker:NAME" for what was registered natively; "" for another user's */
 	uint64_t offset;
 	uint64_t byte_size;
 	uint64_t device_id;
@@ -100,12 +102,13 @@ typedef struct CoreRegion {
 typedef struct CoreRegionList {
 	CoreRegion *regions; /* in the order of their names' bytes */
 	size_t n;
+	struct CoreEntry *entries; /* what their texts are in; the core's */
 } CoreRegionList;
 
 /*
  * The regions of @kind: the one called @name, or all when @name is empty, those that are going once they are idle
  * included. @ret is set on ANSWER_OK, and is then to be freed by core_region_list_deinit(). NOT_FOUND, INVALID_ARG (the
- * name), UNAVAILABLE.
+ * name), RESOURCE_EXHAUSTED (they are too many), UNAVAILABLE.
  */
 AnswerCode core_status(Core *core, const Caller *caller, CoreKind kind, Bytes name, CoreRegionList *ret,
 		       Answer *answer);

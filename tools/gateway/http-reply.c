@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include <errno.h>
 #include <string.h>
 
 #include "http-connection.h"
@@ -139,14 +140,19 @@ void http_reply_empty(HttpRequest *request, int status) {
 	http_reply_buffer(request, status, "application/json", NULL);
 }
 
-void http_reply_json(HttpRequest *request, int status, struct json_object *borrowed) {
-	struct evbuffer *body = evbuffer_new();
+int http_add_json(struct evbuffer *out, struct json_object *borrowed) {
 	size_t size = 0;
 	const char *text;
 
 	text = json_object_to_json_string_length(borrowed, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE,
 						 &size);
-	if (!body || !text || evbuffer_add(body, text, size))
+	return text && evbuffer_add(out, text, size) == 0 ? 0 : -ENOMEM;
+}
+
+void http_reply_json(HttpRequest *request, int status, struct json_object *borrowed) {
+	struct evbuffer *body = evbuffer_new();
+
+	if (!body || http_add_json(body, borrowed))
 		status = 500;
 	http_reply_buffer(request, status, "application/json", body);
 	if (body)

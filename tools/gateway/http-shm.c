@@ -23,21 +23,44 @@ static struct json_object *region_json(CoreKind kind, const CoreRegion *region) 
 	return object;
 }
 
+/* The array, one region at a time: as objects they would take many times the bytes of the reply. */
+static AnswerCode list_json(HttpRequest *request, CoreKind kind, const CoreRegionList *list, struct evbuffer *out,
+			    Answer *answer) {
+	bool fine = evbuffer_add(out, "[", 1) == 0;
+
+	for (size_t i = 0; i < list->n && fine; i++) {
+		struct json_object *object = region_json(kind, &list->regions[i]);
+
+		fine = (i == 0 || evbuffer_add(out, ",", 1) == 0) && http_add_json(out, object) == 0;
+		json_object_put(object);
+		if (evbuffer_get_length(out) > http_request_room(request))
+			return answer_set(answer, ANSWER_RESOURCE_EXHAUSTED,
+					  "the list of all regions is more than is held for a reply now");
+	}
+	if (!fine || evbuffer_add(out, "]", 1))
+		return answer_set(answer, ANSWER_INTERNAL, "out of memory");
+	return ANSWER_OK;
+}
+
 static void handle_status(HttpRequest *request, CoreKind kind, Bytes name) {
+	struct evbuffer *out = evbuffer_new();
 	CoreRegionList list = {};
 	Answer answer = {};
+	AnswerCode code;
 
-	if (core_status(request->core, &request->caller, kind, name, &list, &answer)) {
-		http_reply_answer(request, &answer);
-	} else {
-		struct json_object *array = json_object_new_array();
-
-		for (size_t i = 0; i < list.n; i++)
-			json_object_array_add(array, region_json(kind, &list.regions[i]));
-		http_reply_json(request, 200, array);
-		json_object_put(array);
-	}
+	if (!out)
+		code = answer_set(&answer, ANSWER_INTERNAL, "out of memory");
+	else
+		code = core_status(request->core, &request->caller, kind, name, &list, &answer);
+	if (!code)
+		code = list_json(request, kind, &list, out, &answer);
 	core_region_list_deinit(&list);
+	if (code)
+		http_reply_answer(request, &answer);
+	else
+		http_reply_buffer(request, 200, "application/json", out);
+	if (out)
+		evbuffer_free(out);
 	answer_deinit(&answer);
 }
 

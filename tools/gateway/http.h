@@ -104,6 +104,8 @@ AnswerCode http_request_json(HttpRequest *request, size_t size, struct json_obje
 uint64_t http_request_room(const HttpRequest *request);
 bool http_request_reserve(HttpRequest *request, uint64_t bytes);
 
+/* Adds its text to @out. 0 or -ENOMEM. */
+int http_add_json(struct evbuffer *out, struct json_object *borrowed);
 /* to be said in the reply; both are trusted text */
 void http_reply_header(HttpRequest *request, const char *name, const char *value);
 /* Each of these ends the request. @status as a number; what is @borrowed stays the caller's. */

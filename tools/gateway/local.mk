@@ -10,6 +10,10 @@ gateway_sources = \
 	tools/gateway/access.h \
 	tools/gateway/answer.c \
 	tools/gateway/answer.h \
+	tools/gateway/core-entry.c \
+	tools/gateway/core-entry.h \
+	tools/gateway/core-key.c \
+	tools/gateway/core-key.h \
 	tools/gateway/core-metrics.c \
 	tools/gateway/core-metrics.h \
 	tools/gateway/core-region.c \

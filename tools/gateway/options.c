@@ -13,7 +13,6 @@
 typedef enum OptionType {
 	TEXT,
 	BOOL,
-	FLAG,
 	PORT,
 	MODE,
 	SIZE,
@@ -84,7 +83,6 @@ static const char *set(Options *to, const Option *option, const char *text) {
 		*(const char **)place = text;
 		return NULL;
 	case BOOL:
-	case FLAG:
 		return parse_bool(text, place) ? NULL : "true or false";
 	case PORT:
 		if (!parse_number(text, 10, false, UINT16_MAX, &number))
@@ -119,7 +117,7 @@ static void print_help(void) {
 		(void)snprintf(text, sizeof(text), "--%s%s%s", option->name, option->argument[0] ? "=" : "",
 			       option->argument);
 		printf("  %-31s %s", text, option->help);
-		if (option->type == FLAG || !option->value[0])
+		if (!option->value[0])
 			putchar('\n');
 		else
 			printf(" (%s)\n", option->value);
@@ -135,9 +133,7 @@ int options_parse(Options *ret, int argc, char **argv) {
 
 	*ret = (Options){};
 	for (size_t i = 0; i < OPTIONS_N; i++) {
-		int argument = options[i].type == FLAG	 ? no_argument
-			       : options[i].type == BOOL ? optional_argument
-							 : required_argument;
+		int argument = options[i].type == BOOL ? optional_argument : required_argument;
 
 		table[i] = (struct option){ options[i].name, argument, NULL, OPTIONS_FIRST + (int)i };
 		(void)set(ret, &options[i], options[i].value);
