@@ -62,6 +62,15 @@ static void gpu_answer(Gpu *gpu, int result, const char *why) {
 	check_finish(check, result);
 }
 
+/* the helper has failed: who waits for the start waits for nothing else, one after the other */
+static void gpu_give_up(Gpu *gpu, bool was_starting, int result, const char *why) {
+	if (was_starting)
+		gpu_refuse_all(gpu, result, why);
+	else
+		gpu_answer(gpu, result, why);
+	gpu_pump(gpu);
+}
+
 static void gpu_note_failure(Gpu *gpu, uint32_t uid, const char *what) {
 	gpu->failures[gpu->next_failure++ % GPU_FAILURES_ALL] =
 		(GpuFailure){ .ns = loop_now(gpu->cuda->loop), .uid = uid };
@@ -173,12 +182,7 @@ static void on_end(CudaProcess *process) {
 	gpu_note_failure(gpu, was_starting || !gpu->serial ? LOG_NO_UID : gpu->current_uid, how);
 	log_write(LOG_CUDA_HELPER_ENDED, LOG_NO_UID, NULL, "shmbroker-cuda-helper %s", how);
 	result = cuda_cause_write(why, CUDA_CAUSE_DIED, NULL, how);
-	/* who waits for the start waits for nothing else, one after the other */
-	if (was_starting)
-		gpu_refuse_all(gpu, result, why);
-	else
-		gpu_answer(gpu, result, why);
-	gpu_pump(gpu);
+	gpu_give_up(gpu, was_starting, result, why);
 	gpu->n_users--;
 }
 
@@ -268,11 +272,7 @@ static void on_deadline(LoopTimer *timer) {
 	gpu_part(gpu);
 	cuda_process_kill(process);
 	result = cuda_cause_write(why, CUDA_CAUSE_TIMEOUT, NULL, (unsigned long long)(ns / 1000000));
-	if (was_starting)
-		gpu_refuse_all(gpu, result, why);
-	else
-		gpu_answer(gpu, result, why);
-	gpu_pump(gpu);
+	gpu_give_up(gpu, was_starting, result, why);
 	gpu->n_users--;
 }
 

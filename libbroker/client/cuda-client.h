@@ -52,6 +52,8 @@ int cuda_mapping_check(const CudaMapping *mapping, const WireMapReply *reply);
 /* NULL is fine; always NULL. Not in the driver's own callbacks: cuda_may_call(). */
 CudaMapping *cuda_mapping_close(CudaMapping *mapping);
 void cuda_mapping_place(const CudaMapping *mapping, CudaPlace *ret);
+/* is @pointer into memory of others that is open here? */
+bool cuda_mapping_has(const CudaMapping *mapping, uint64_t pointer);
 /* ends the page-locking of memory that shmb_lease_pin() has locked for @device */
 void cuda_unpin(void *base, int32_t device);
 /* false in a function that a stream calls: there the driver must not be called */

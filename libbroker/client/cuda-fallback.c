@@ -36,6 +36,12 @@ void cuda_mapping_place(const CudaMapping *mapping, CudaPlace *ret) {
 	*ret = (CudaPlace){ .device = -1 };
 }
 
+bool cuda_mapping_has(const CudaMapping *mapping, uint64_t pointer) {
+	(void)mapping;
+	(void)pointer;
+	return false;
+}
+
 void cuda_unpin(void *base, int32_t device) {
 	(void)base;
 	(void)device;

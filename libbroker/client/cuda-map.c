@@ -305,6 +305,10 @@ void cuda_mapping_place(const CudaMapping *mapping, CudaPlace *ret) {
 	memcpy(ret->uuid, mapping->uuid, sizeof(ret->uuid));
 }
 
+bool cuda_mapping_has(const CudaMapping *mapping, uint64_t pointer) {
+	return mapping->kind != WIRE_KIND_MEMORY && pointer >= mapping->base && pointer - mapping->base < mapping->size;
+}
+
 /* ---- leases that wait for a stream ---- */
 
 static void on_stream_done(void *data) {

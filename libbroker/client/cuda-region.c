@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cuda-context.h"
+#include "map.h"
 #include "wire/range.h"
 
 struct CudaOwned {
@@ -212,6 +213,17 @@ static int export_range(const CudaDriver *driver, CudaOwned *owned, uint64_t siz
 	return r;
 }
 
+/* what comes by file descriptor could be offered again, but neither its owner's access list nor its end would hold then */
+static int refuse_others(struct shmb_client *client, CUdeviceptr pointer) {
+	return maps_have_cuda(client, pointer) ? refuse_kind("another process", "its owner must offer it") : 0;
+}
+
+/* enters the context of a device whose memory is to be offered, and notes its UUID */
+static int owned_enter(struct shmb_client *client, const CudaDriver *driver, CudaOwned *owned, CudaContext *ret) {
+	return cuda_device_uuid(driver, owned->device, owned->offer.device)
+		       ?: cuda_enter(driver, owned->device, cuda_may_make(client), ret);
+}
+
 int shmb_cuda_export(struct shmb_client *client, const char *name, const void *device_pointer, uint64_t size,
 		     const struct shmb_region_options *options, struct shmb_region **ret) {
 	const CudaDriver *driver;
@@ -229,11 +241,9 @@ int shmb_cuda_export(struct shmb_client *client, const char *name, const void *d
 	if (!owned)
 		return error_plain(-ENOMEM);
 	owned->pointer = (uintptr_t)device_pointer;
-	r = find_pointer(driver, owned->pointer, &owned->device);
+	r = find_pointer(driver, owned->pointer, &owned->device) ?: refuse_others(client, owned->pointer);
 	if (!r)
-		r = cuda_device_uuid(driver, owned->device, owned->offer.device);
-	if (!r)
-		r = cuda_enter(driver, owned->device, cuda_may_make(client), &context);
+		r = owned_enter(client, driver, owned, &context);
 	if (!r)
 		r = export_range(driver, owned, size, &offset, &fd);
 	cuda_leave(&context, false);
@@ -339,9 +349,7 @@ int shmb_cuda_alloc(struct shmb_client *client, const char *name, uint64_t size,
 	result = driver->cuDeviceGet(&owned->device, ordinal);
 	r = result ? cuda_failed(driver, result, "cuDeviceGet", NULL) : check_vmm(driver, owned->device);
 	if (!r)
-		r = cuda_device_uuid(driver, owned->device, owned->offer.device);
-	if (!r)
-		r = cuda_enter(driver, owned->device, cuda_may_make(client), &context);
+		r = owned_enter(client, driver, owned, &context);
 	if (!r)
 		r = owned_allocate(driver, owned, size, &fd);
 	cuda_leave(&context, false);

@@ -341,6 +341,17 @@ bool map_cuda_place(struct shmb_client *client, uint32_t slot, uint64_t generati
 	return found;
 }
 
+bool maps_have_cuda(struct shmb_client *client, uint64_t pointer) {
+	const MappedObject *object;
+
+	pthread_mutex_lock(&client->map_lock);
+	object = client->objects;
+	while (object && (!object->cuda || !cuda_mapping_has(object->cuda, pointer)))
+		object = object->next;
+	pthread_mutex_unlock(&client->map_lock);
+	return object;
+}
+
 MappedObject *map_lease_object(const struct shmb_lease *lease) {
 	struct shmb_client *client = lease->client;
 	MappedObject *object;

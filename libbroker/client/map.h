@@ -75,6 +75,8 @@ int map_copy_fd(struct shmb_client *client, uint32_t slot, uint64_t generation, 
  */
 bool map_cuda_place(struct shmb_client *client, uint32_t slot, uint64_t generation, uint32_t access, CudaPlace *ret,
 		    uint64_t *ret_offset, uint64_t *ret_extent);
+/* is the device pointer @pointer into what this client has open of others? */
+bool maps_have_cuda(struct shmb_client *client, uint64_t pointer);
 /* the mapping behind a lease that has an address in system memory */
 MappedObject *map_lease_object(const struct shmb_lease *lease);
 /* unmaps what is over */

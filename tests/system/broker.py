@@ -82,6 +82,12 @@ def until(condition, what, deadline=DEADLINE):
         time.sleep(0.01)
 
 
+def check_sanitizers(output):
+    """The sanitizers have found nothing in a program whose output that is."""
+    for sign in ("AddressSanitizer", "LeakSanitizer", "runtime error:"):
+        assert sign not in output, output[-8000:]
+
+
 def send_object(channel, value):
     data = pickle.dumps(value)
     channel.sendall(struct.pack("<I", len(data)) + data)
@@ -497,8 +503,7 @@ class Broker:
                 self.process.wait()
             log = self.log()
             print(log[-8000:])
-        for sign in ("AddressSanitizer", "LeakSanitizer", "runtime error:"):
-            assert sign not in log, log[-8000:]
+        check_sanitizers(log)
 
     def _check_empty(self):
         admin = self.peer(ADMIN)

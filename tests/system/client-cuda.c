@@ -32,6 +32,7 @@ static struct shmb_event events[EVENTS_MAX];
 static struct {
 	CUdeviceptr pointer;
 	size_t size;
+	size_t piece;	 /* bytes of each allocation */
 } mappings[REGIONS_MAX]; /* of do_vmm() */
 static CUstream streams[REGIONS_MAX];
 static uint32_t n_leases, n_regions, n_events, n_mappings, n_streams;
@@ -115,7 +116,7 @@ static void do_alloc(void) {
 		printf("ok %llu\n", pointer);
 }
 
-/* SIZE TYPES: memory by cuMemCreate() */
+/* SIZE TYPES COUNT: memory by cuMemCreate(); that many allocations at addresses in a row, one unless said otherwise */
 static void do_vmm(void) {
 	CUmemAllocationProp properties = {
 		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -128,27 +129,29 @@ static void do_vmm(void) {
 	};
 	CUmemGenericAllocationHandle handle;
 	CUdeviceptr pointer = 0;
-	size_t size = number(1);
+	size_t piece = number(1), size = piece * (n_words > 3 ? number(3) : 1);
 	CUresult result;
 
-	result = DRIVER("cuMemCreate", (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
-					unsigned long long))(&handle, size, &properties, 0);
-	if (!result)
-		result = DRIVER("cuMemAddressReserve", (CUdeviceptr *, size_t, size_t, CUdeviceptr,
-							unsigned long long))(&pointer, size, 0, 0, 0);
-	if (!result)
-		result = DRIVER("cuMemMap", (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
-					     unsigned long long))(pointer, size, 0, handle, 0);
+	result = DRIVER("cuMemAddressReserve",
+			(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))(&pointer, size, 0, 0, 0);
+	for (size_t at = 0; at < size && !result; at += piece) {
+		result = DRIVER("cuMemCreate", (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+						unsigned long long))(&handle, piece, &properties, 0);
+		if (!result)
+			result = DRIVER("cuMemMap", (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
+						     unsigned long long))(pointer + at, piece, 0, handle, 0);
+		if (!result)
+			result = DRIVER("cuMemRelease", (CUmemGenericAllocationHandle))(handle);
+	}
 	if (!result)
 		result = DRIVER("cuMemSetAccess", (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))(pointer, size,
 													  &access, 1);
-	if (!result)
-		result = DRIVER("cuMemRelease", (CUmemGenericAllocationHandle))(handle);
 	if (result || n_mappings == REGIONS_MAX) {
 		say_driver(result);
 		return;
 	}
 	mappings[n_mappings].pointer = pointer;
+	mappings[n_mappings].piece = piece;
 	mappings[n_mappings++].size = size;
 	printf("ok %llu\n", pointer);
 }
@@ -467,7 +470,8 @@ int main(int argc, char **argv) {
 		shmb_region_free(regions[i]);
 	shmb_client_free(client);
 	for (uint32_t i = 0; i < n_mappings; ++i) {
-		(void)DRIVER("cuMemUnmap", (CUdeviceptr, size_t))(mappings[i].pointer, mappings[i].size);
+		for (size_t at = 0; at < mappings[i].size; at += mappings[i].piece)
+			(void)DRIVER("cuMemUnmap", (CUdeviceptr, size_t))(mappings[i].pointer + at, mappings[i].piece);
 		(void)DRIVER("cuMemAddressFree", (CUdeviceptr, size_t))(mappings[i].pointer, mappings[i].size);
 	}
 	return 0;

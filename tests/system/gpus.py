@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 
 import pytest
-from broker import BROKER, BUILD, LIBC, Peer, PeerClient, ROOT, become, until
+from broker import BROKER, BUILD, LIBC, Peer, PeerClient, ROOT, become, check_sanitizers, until
 from fakecuda import CLONE_NEWPID, MIB2, Fake, Gpu
 from protocol_client import READ_WRITE, Refused, cuda_entry
 from sandbox import deny
@@ -300,8 +300,7 @@ class Helper:
         self.errors.seek(0)
         errors = self.errors.read().decode(errors="replace")
         self.errors.close()
-        for sign in ("AddressSanitizer", "LeakSanitizer", "runtime error:"):
-            assert sign not in errors, errors
+        check_sanitizers(errors)
         return status
 
 

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import threading
 
-from broker import BUILD, Broker, until
+from broker import BUILD, Broker, check_sanitizers, until
 from protocol_client import DEADLINE
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -218,5 +218,4 @@ class HeldBroker(Broker):
             for name in list(self.store):
                 self.replace(name, None)
             print(self.log()[-8000:])
-        for sign in ("AddressSanitizer", "LeakSanitizer", "runtime error:"):
-            assert sign not in self.log(), self.log()[-8000:]
+        check_sanitizers(self.log())

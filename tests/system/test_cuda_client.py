@@ -315,6 +315,12 @@ def test_memory_that_cannot_be_offered(gpus):
         owner.export("x", 4096, MIB2)
     with failed("OUT_OF_BOUNDS", "exceeds the allocation .2097152 bytes.: does it span allocations"):
         owner.export("x", owner.alloc(MIB2) + 4096, MIB2)
+    # as with expandable segments: a row of allocations, each of which can be offered, and not two as one
+    row = int(owner.do("vmm", MIB2, 1, 2))
+    with failed("OUT_OF_BOUNDS", "offset 4096 . size 2097152 exceeds the allocation .2097152 bytes.: does it span allocations"):
+        owner.export("x", row + 4096, MIB2)
+    owner.export("row0", row, MIB2)
+    owner.export("row1", row + MIB2, MIB2)
     with failed("INVALID"):
         owner.cuda_alloc("x", MIB2, flags=8)
     with failed("OUT_OF_BOUNDS"):
@@ -323,8 +329,12 @@ def test_memory_that_cannot_be_offered(gpus):
         owner.cuda_alloc("n" * 256, MIB2)
     owner.export("ipc", owner.alloc(MIB2), MIB2)
     lease = consumer.get("ipc")
-    with failed("UNSUPPORTED", "memory from another process"):
-        consumer.export("again", lease.address, 4096)
+    owner.cuda_alloc("vmm", MIB2)
+    vmm = consumer.get("vmm")
+    for one_lease in (lease, vmm):
+        with failed("UNSUPPORTED", "memory from another process.* cannot be exported: its owner must offer it"):
+            consumer.export("again", one_lease.address, 4096)
+    consumer.release(vmm)
     with failed("UNSUPPORTED", "no guarded copies"):
         consumer.do("copy", lease.id)
     with failed("UNSUPPORTED", "no guarded copies"):
@@ -433,8 +443,32 @@ def test_pinned_system_memory(gpus):
     with failed("SPARSE"):
         consumer.do("pin", consumer.get("sparse").id, 0)
     owner.cuda_alloc("gpu", MIB2)
-    with failed("INVALID"):
+    with failed("INVALID", "only a lease with a pointer to system memory"):
         consumer.do("pin", consumer.get("gpu").id, 0)
+    owner.create("y", 1 << 20, flags=8)
+    lease = consumer.get("y", access=WRITE)
+    with failed("NO_DEVICE"):
+        consumer.do("pin", lease.id, 99)
+    balanced(fake, consumer, owner)
+
+
+@pytest.mark.parametrize("code,name,text", [
+    (712, "IN_USE", "page-locked a part of the memory by itself: undo that with cuMemHostUnregister"),
+    (2, "Cannot allocate memory|ENOMEM", "cuMemHostRegister: CUDA_ERROR_OUT_OF_MEMORY .2."),
+    (801, "UNSUPPORTED", "cuMemHostRegister: CUDA_ERROR_NOT_SUPPORTED .801."),
+])
+def test_memory_that_cannot_be_pinned(gpus, code, name, text):
+    """The sentence has the cause, the lease is as good as before, and the next time may be better."""
+    fake = gpus()
+    owner, consumer = fake.client(), fake.client(uid=CONSUMER)
+    owner.create("x", 1 << 20, flags=8)
+    lease = consumer.get("x", access=WRITE)
+    fake.inject(f"cuMemHostRegister_v2 {code} comm=client-cuda")
+    with failed(f"({name})", text):
+        consumer.do("pin", lease.id, 0)
+    fake.inject()
+    assert int(consumer.do("pin", lease.id, 0)) == lease.address
+    consumer.release(lease)
     balanced(fake, consumer, owner)
 
 

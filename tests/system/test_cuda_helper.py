@@ -35,6 +35,16 @@ def refused(name, text=""):
     return pytest.raises(Refused, match=f"(?s)^{name}:.*{text}")
 
 
+def serves_system_memory(broker, owner):
+    """Whatever is the matter with GPUs: a region of system memory is registered, read and retired as ever."""
+    consumer = broker.peer(CONSUMER)
+    owner.give("system memory", fill=b"as ever")
+    found = consumer.read_lookup("system memory", 7)
+    assert found["bytes"] == b"as ever"
+    consumer.release(found["lease"])
+    owner.unregister("system memory", wait=True)
+
+
 def idle(machine, broker):
     """Waits until no helper is left; those that ended by themselves have given everything back."""
     until(lambda: not helpers_of(broker), "no helper")
@@ -77,13 +87,23 @@ def test_the_helper_has_nothing_of_the_broker(machine):
 
 
 def test_the_tools_do_not_load_the_driver():
-    for program in ("shmbrokerd", "shmbrokerctl"):
-        for path in (BUILD / program, BUILD / ".libs" / program):
-            if path.exists():
-                assert b"libcuda.so" not in path.read_bytes() or program == "shmbrokerd"
-    # the broker knows the name as a default of its configuration, and no function to load it with
-    data = (BUILD / "shmbrokerd").read_bytes()
-    assert b"cuInit" not in data and b"cuIpcOpenMemHandle" not in data
+    def code_of(program):
+        """Where libtool makes a script of that name, the program is beside it."""
+        path = BUILD / ".libs" / program
+        return (path if path.exists() else BUILD / program).read_bytes()
+
+    for program in ("shmbrokerd", "shmbrokerctl", "shmbroker-gateway", "shmbroker-bench"):
+        if not (BUILD / program).exists():
+            continue
+        data = code_of(program)
+        assert data[:4] == b"\x7fELF" and b"nvmlInit" not in data, program
+        # the benchmark is owner and consumer, and has a GPU's memory only as those have
+        if program != "shmbroker-bench":
+            assert b"cuInit" not in data and b"cuIpcOpenMemHandle" not in data, program
+        # the broker knows the name as a default of its configuration, and no function to load it with
+        if program not in ("shmbroker-bench", "shmbrokerd"):
+            assert b"libcuda.so" not in data, program
+    assert b"cuInit" in code_of("shmbroker-cuda-helper") and b"nvmlInit" in code_of("shmbroker-cuda-helper")
 
 
 @pytest.mark.parametrize("answer", ["refuse", "allow"])
@@ -178,6 +198,7 @@ def test_5_equal_pids_in_two_namespaces(machine):
     second = there.peer(broker, OWNER, as_pid=the_helper(broker))
     with refused("(PERMISSION|INVALID)", "201"):
         second.offer_ipc("y", owner_pid=0)
+    serves_system_memory(broker, second)
     end_helpers(broker)
 
 
@@ -213,6 +234,7 @@ def test_7_sizes(machine):
             owner.offer_vmm("y", **fields)
     with because("NO_SIZE"):
         owner.offer_vmm("y", object_size=0)
+    serves_system_memory(broker, owner)
     idle(there, broker)
 
 
@@ -223,7 +245,8 @@ def test_7_short_and_long_handles(machine, length):
     owner = there.peer(broker, OWNER)
     with refused("INVALID", "a CUDA IPC handle has 64 bytes"):
         owner.offer_ipc("x", handle=b"h" * length)
-    broker.lives()
+    # that client is put out, as one whose message is malformed
+    serves_system_memory(broker, broker.peer(OTHER))
 
 
 @pytest.mark.parametrize("answer", ["exact", "block"])
@@ -404,9 +427,7 @@ def test_13_what_cannot_work(machine, what):
     for _ in range(3):
         with because(what, text):
             owner.register_cuda("x", 1, handle, device=uuid)
-    # system memory does
-    owner.give("x")
-    assert broker.peer(CONSUMER).read_lookup("x")["size"] == 8192
+    serves_system_memory(broker, owner)
     until(lambda: not helpers_of(broker), "no helper")
 
 
@@ -416,7 +437,7 @@ def test_13_wsl(machine):
     owner = there.peer(broker, OWNER)
     with because("WSL", "CUDA_ERROR_INVALID_HANDLE .400"):
         owner.offer_ipc("x")
-    owner.give("x")
+    serves_system_memory(broker, owner)
     idle(there, broker)
 
 
@@ -434,6 +455,7 @@ def test_13_mig(machine, code):
             getattr(other, kind)("z", device=ours)
         with because("NOT_VISIBLE"):
             getattr(other, kind)("z")
+    serves_system_memory(broker, other)
     idle(there, broker)
 
 
@@ -443,6 +465,7 @@ def test_13_exclusive_mode(machine):
     owner = there.peer(broker, OWNER)
     with because("EXCLUSIVE", "CUDA_ERROR_DEVICE_UNAVAILABLE .46"):
         owner.offer_ipc("x")
+    serves_system_memory(broker, owner)
     # an fd needs no context
     owner.offer_vmm("x")
     idle(there, broker)
@@ -466,7 +489,7 @@ def test_13_a_driver_that_is_too_old(machine):
     owner = there.peer(broker, OWNER)
     with because("OLD_DRIVER", "lacks cuIpcOpenMemHandle_v2"):
         owner.register_cuda("x", 1, b"h" * 64, device=owner.gpu("uuid", 0, "cuDeviceGetUuid"))
-    owner.give("x")
+    serves_system_memory(broker, owner)
 
 
 @pytest.mark.parametrize("answer", ["refuse", "allow"])
@@ -483,6 +506,7 @@ def test_13_mps(machine, answer):
     else:
         with because("MPS"):
             owner.offer_ipc("x")
+        serves_system_memory(broker, owner)
         # as a client of the server it sees what the others see
         second = there.broker(environment=environment, bypass_mps="no")
         there.peer(second, OWNER, environment=environment).offer_ipc("x")
@@ -507,6 +531,7 @@ def test_13_other_users(machine, answer):
     else:
         with because("UID", f"the owner is uid {OWNER}, the broker's helper uid"):
             owner.offer_ipc("x")
+        serves_system_memory(broker, owner)
     owner.offer_vmm("y")
     idle(there, broker)
 
@@ -571,6 +596,7 @@ def test_16_bad_fds(machine):
     for file in ("/dev/null", "/dev/zero", "memfd"):
         with because("BAD_FD", "cuMemImportFromShareableHandle: CUDA_ERROR_INVALID_VALUE"):
             owner.give_cuda("x", file=file, device=uuid)
+    serves_system_memory(broker, owner)
     idle(there, broker)
 
 
@@ -602,6 +628,7 @@ def test_16_fds_that_cannot_be_cuda(machine):
         owner.offer_vmm("x")
     with because("BAD_FD"):
         owner.give_cuda("x", file="/dev/null", device=owner.gpu("uuid"))
+    serves_system_memory(broker, owner)
     assert not there.log(comm=HELPER_COMM)
 
 

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from broker import ADMIN, BROKER, BUILD, DEADLINE, OWNER, ROOT, Peer, become, until
+from broker import ADMIN, BROKER, BUILD, DEADLINE, OWNER, ROOT, Peer, become, check_sanitizers, until
 from protocol_client import Disconnected
 
 BAD_CONFIG = 78
@@ -89,8 +89,7 @@ class Supervised:
         os.kill(self.pid, signal.SIGTERM)
         assert self.process.wait(DEADLINE) == status, self.log()
         assert not exists(child) and not self.socket.exists()
-        for sign in ("AddressSanitizer", "LeakSanitizer", "runtime error:"):
-            assert sign not in self.log(), self.log()
+        check_sanitizers(self.log())
 
     def clean(self):
         for peer in self.peers:
