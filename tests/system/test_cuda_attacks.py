@@ -2,6 +2,7 @@
 """What attacks on the broker's side of GPU memory have found, each named after what broke."""
 
 import os
+import pathlib
 import signal
 
 import pytest
@@ -80,6 +81,10 @@ def test_those_that_wait_go_on_when_the_helper_that_looks_dies(there):
     owner.start("offer_ipc", "good")
     until(lambda: admin.stats()["held_messages"] == 2, admin.stats)
     assert helpers_of(broker) == [helper]
+    # one that has not come to cuInit() yet would find that it works
+    os.kill(helper, signal.SIGSTOP)
+    stat = pathlib.Path(f"/proc/{helper}/stat")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", stat.read_text)
     there.inject()
     os.kill(helper, signal.SIGKILL)
     owner.finish()
