@@ -484,6 +484,8 @@ void ledger_set_region_state(Ledger *ledger, const Region *region) {
 	if (ledger->frozen)
 		return;
 	kill_point();
+	at->pinned = region->pinned;
+	kill_point();
 	at->state = region->state;
 	kill_point();
 	if (region->state == WIRE_STATE_REVOKED)

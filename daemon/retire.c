@@ -84,6 +84,7 @@ static uint64_t region_revoke(Region *region, uint32_t mode, char *why) {
 			  (unsigned long long)region->size, region->name, why[0] ? ": " : "", why);
 	}
 	registry_unname(&broker->registry, region);
+	region->pinned = region->object->cuda ? region->object->size : 0;
 	region_set_state(region, WIRE_STATE_REVOKED);
 	registry_gone(&broker->registry);
 	broker->stats.revoked++;
@@ -100,7 +101,6 @@ static uint64_t region_revoke(Region *region, uint32_t mode, char *why) {
 		region->owner->n_bytes -= region->size;
 		region->owner = NULL;
 	}
-	region->pinned = region->object->cuda ? region->object->size : 0;
 	region->object = object_unref(region->object);
 	account_refund(&region->charge);
 	waits_region_gone(region);

@@ -175,6 +175,25 @@ def test_force_cannot_recall_what_is_mapped(gpus):
     balanced(fake, consumer, owner)
 
 
+@pytest.mark.parametrize("kind", ["ipc", "vmm"])
+def test_what_a_holder_keeps_is_known_after_a_restart(gpus, kind):
+    """Status said 0 bytes of a region that had been revoked before the broker died."""
+    fake = gpus(broker={"kind": LastingBroker})
+    owner, consumer, admin = fake.client(), fake.client(uid=CONSUMER), fake.broker.peer(ADMIN)
+    region = owner.cuda_alloc("x", 2 * MIB2) if kind == "vmm" else owner.export("x", owner.alloc(2 * MIB2), MIB2)
+    lease = consumer.get("x")
+    owner.do("retire", region.id, FORCE | WAIT, 60000)
+    for _ in range(3):
+        entry = one(admin, "x")
+        assert (entry["state"], entry["object_size"], entry["leases"]) == (STATE["REVOKED"], 2 * MIB2, 1)
+        fake.broker.kill()
+        admin.resume()
+    with failed("REVOKED"):
+        consumer.release(lease)
+    gone(admin, "x")
+    balanced(fake, consumer, owner)
+
+
 def test_vmm_memory_outlives_its_owner_when_it_is_kept(gpus):
     fake = gpus()
     owner, admin = fake.client(uid=KEEPER), fake.broker.peer(ADMIN)
