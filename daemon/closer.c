@@ -57,14 +57,15 @@ struct Closer {
 	CloserThread threads[CLOSER_THREADS_MAX];
 };
 
-int (*closer_close_fn)(int fd) = close;
-
 static uint64_t now_ns(void) {
 	struct timespec ts;
 
 	(void)clock_gettime(CLOCK_MONOTONIC, &ts);
 	return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
 }
+
+int (*closer_close_fn)(int fd) = close;
+uint64_t (*closer_now_fn)(void) = now_ns;
 
 static CloserQueue *closer_find(Closer *closer, uint32_t uid) {
 	list_for_each (link, &closer->queues) {
@@ -113,7 +114,7 @@ static void thread_close(CloserThread *thread, CloserQueue *queue) {
 	list_remove(&item->link);
 	thread->queue = queue;
 	thread->fd = item->fd;
-	thread->since_ns = now_ns();
+	thread->since_ns = closer_now_fn();
 	free(item);
 	(void)pthread_mutex_unlock(&closer->lock);
 	(void)closer_close_fn(thread->fd);
@@ -221,7 +222,7 @@ static bool closer_relieve(Closer *closer, uint64_t now) {
 
 /* does anything go on that will end by itself? The lock is held. */
 static bool closer_progresses(Closer *closer) {
-	uint64_t now = now_ns();
+	uint64_t now = closer_now_fn();
 
 	if (!closer->n_total)
 		return false;
@@ -333,7 +334,7 @@ void closer_check(Closer *closer, void (*on_stuck)(void *userdata, uint32_t uid,
 	uint64_t now;
 
 	(void)pthread_mutex_lock(&closer->lock);
-	now = now_ns();
+	now = closer_now_fn();
 	(void)closer_relieve(closer, now);
 	for (size_t i = 0; i < closer->n_threads; i++) {
 		CloserThread *thread = &closer->threads[i];

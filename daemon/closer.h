@@ -22,6 +22,8 @@ typedef struct Closer Closer;
 
 /* what the threads close with; only tests set it, before any Closer exists, to have a close that is stuck */
 extern int (*closer_close_fn)(int fd);
+/* the clock that tells how long a close takes, in nanoseconds; only tests set it, as above */
+extern uint64_t (*closer_now_fn)(void);
 
 /* Starts the first thread. Returns 0 or -errno. */
 int closer_new(Closer **ret);

@@ -21,7 +21,7 @@
 #include "loop.h"
 #include "wire/fd.h"
 
-#define DEADLINE_NS UINT64_C(10000000000)
+#define DEADLINE_NS UINT64_C(60000000000)
 #define MS_NS UINT64_C(1000000)
 
 typedef struct Fixture Fixture;

@@ -19,7 +19,7 @@
 #include "closer.h"
 #include "count-fds.h"
 
-#define DEADLINE_S 20
+#define DEADLINE_S 60
 #define LOG_MAX 256
 
 /* what the stand-in for close() does: fds of @stuck wait until they are let go; the order of the others is kept */
@@ -31,6 +31,25 @@ static struct {
 	size_t n_closed;
 	size_t n_inside;
 } closes = { .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
+
+/* the clock of the Closer: it stands still, so that nothing is stuck that was only slow, unless a test moves it */
+static _Atomic uint64_t clock_ns = 1;
+
+static uint64_t test_clock(void) {
+	return clock_ns;
+}
+
+/* what is being closed has taken long from here on */
+static void let_time_pass(void) {
+	clock_ns += CLOSER_STUCK_MS * UINT64_C(1000000);
+}
+
+/* threads of this process before there was a Closer; one that was joined may be listed a moment longer */
+static size_t n_threads_before;
+
+static size_t count_threads(void) {
+	return count_entries("/proc/self/task");
+}
 
 static int slow_close(int fd) {
 	(void)pthread_mutex_lock(&closes.lock);
@@ -67,6 +86,7 @@ static int check_fds_before(void **state) {
 	before = count_fds();
 	*state = &before;
 	closer_close_fn = slow_close;
+	closer_now_fn = test_clock;
 	closes.n_closed = 0;
 	return 0;
 }
@@ -187,13 +207,13 @@ static void test_one_that_is_stuck_holds_up_nobody_else(void **state) {
 	closer_close(closer, 7, bad);
 	closer_close(closer, 7, behind);
 	WAIT_FOR(n_inside() == 1);
+	let_time_pass();
 	for (int i = 0; i < 10; i++)
 		closer_close(closer, 8, some_fd());
 	WAIT_FOR(check(closer, &stuck) && closer_pending(closer, 8) == 0);
 	assert_int_equal(closer_pending(closer, 7), 2);
 	assert_int_equal(closer_total(closer), 2);
 	assert_true(is_open(behind));
-	WAIT_FOR(check(closer, &stuck) && stuck.n);
 	/* it is told once */
 	assert_true(check(closer, &stuck));
 	assert_int_equal(stuck.n, 1);
@@ -206,7 +226,12 @@ static void test_one_that_is_stuck_holds_up_nobody_else(void **state) {
 	bad = some_fd();
 	set_stuck(bad, true);
 	closer_close(closer, 7, bad);
-	WAIT_FOR(check(closer, &stuck) && stuck.n == 2);
+	WAIT_FOR(n_inside() == 1);
+	assert_true(check(closer, &stuck));
+	assert_int_equal(stuck.n, 1);
+	let_time_pass();
+	assert_true(check(closer, &stuck));
+	assert_int_equal(stuck.n, 2);
 	set_stuck(bad, false);
 	WAIT_FOR(closer_total(closer) == 0);
 	assert_null(closer_free(closer));
@@ -216,7 +241,6 @@ static void test_threads_are_bounded(void **state) {
 	int fds[CLOSER_THREADS_MAX + 4];
 	Closer *closer;
 	Stuck stuck = { 0 };
-	size_t before = count_entries("/proc/self/task");
 
 	(void)state;
 	assert_int_equal(closer_new(&closer), 0);
@@ -226,10 +250,16 @@ static void test_threads_are_bounded(void **state) {
 		set_stuck(fds[i], true);
 		closer_close(closer, (uint32_t)i, fds[i]);
 	}
-	WAIT_FOR(check(closer, &stuck) && stuck.n == CLOSER_THREADS_MAX);
+	for (size_t i = 1; i <= CLOSER_THREADS_MAX; i++) {
+		WAIT_FOR(n_inside() == i);
+		let_time_pass();
+		assert_true(check(closer, &stuck));
+		assert_int_equal(stuck.n, i);
+	}
+	let_time_pass();
 	assert_true(check(closer, &stuck));
 	assert_int_equal(stuck.n, CLOSER_THREADS_MAX);
-	assert_int_equal(count_entries("/proc/self/task"), before + CLOSER_THREADS_MAX);
+	WAIT_FOR(count_threads() == n_threads_before + CLOSER_THREADS_MAX);
 	for (size_t i = 0; i < CLOSER_THREADS_MAX + 4; i++)
 		set_stuck(fds[i], false);
 	WAIT_FOR(closer_total(closer) == 0);
@@ -240,7 +270,6 @@ static void test_threads_are_bounded(void **state) {
 static void test_free_abandons_what_is_stuck(void **state) {
 	int bad, behind;
 	Closer *closer;
-	size_t threads = count_entries("/proc/self/task");
 
 	(void)state;
 	assert_int_equal(closer_new(&closer), 0);
@@ -250,6 +279,7 @@ static void test_free_abandons_what_is_stuck(void **state) {
 	closer_close(closer, 7, bad);
 	closer_close(closer, 7, behind);
 	WAIT_FOR(n_inside() == 1);
+	let_time_pass();
 	for (int i = 0; i < 10; i++)
 		closer_close(closer, 8, some_fd());
 	assert_null(closer_free(closer));
@@ -259,7 +289,7 @@ static void test_free_abandons_what_is_stuck(void **state) {
 	assert_true(is_open(behind));
 	set_stuck(bad, false);
 	WAIT_FOR(!is_open(bad));
-	WAIT_FOR(count_entries("/proc/self/task") == threads);
+	WAIT_FOR(count_threads() == n_threads_before);
 	(void)close(behind);
 }
 
@@ -275,5 +305,6 @@ int main(void) {
 		TEST(test_free_abandons_what_is_stuck),
 	};
 
+	n_threads_before = count_threads();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
