@@ -2,6 +2,7 @@
 """Real clients over HTTP, unmodified: tritonclient's in both forms, and curl."""
 
 import asyncio
+import os
 import subprocess
 
 import numpy
@@ -22,7 +23,8 @@ def client(gateway):
 @pytest.fixture
 def region(request):
     """Memory as tritonclient makes it."""
-    handle = shared_memory.create_shared_memory_region(request.node.name, f"/shmg-{request.node.name}", 4096)
+    name = f"{os.getpid()}-{request.node.name}"
+    handle = shared_memory.create_shared_memory_region(name, f"/shmg-{name}", 4096)
     yield handle
     shared_memory.destroy_shared_memory_region(handle)
 

@@ -297,7 +297,7 @@ class TestTime:
 
     @pytest.fixture
     def options(self):
-        return ["--allow-client-shm", "--request-timeout=1", "--idle-timeout=2"]
+        return ["--allow-client-shm", "--request-timeout=2", "--idle-timeout=3"]
 
     @pytest.mark.parametrize("raw", [
         b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10000,
@@ -452,7 +452,8 @@ class Bystander(threading.Thread):
     def run(self):
         request = b"GET /v2/systemsharedmemory/status HTTP/1.1\r\nHost: localhost\r\n\r\n"
         with self.gateway.connect() as connection:
-            while not self.done.is_set():
+            # once at least, however soon the others are done
+            while not self.done.is_set() or not self.times:
                 begin = time.monotonic()
                 connection.sendall(request)
                 status, body, _ = read_reply(connection)

@@ -136,8 +136,8 @@ import signal, shmbroker
 broker = shmbroker.connect()
 broker.subscribe()
 signal.signal(signal.SIGALRM, lambda *_: 1 / 0)
-signal.setitimer(signal.ITIMER_REAL, 0.05)
 try:
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
     broker.next_event()
 except ZeroDivisionError:
     print("heard")

@@ -9,20 +9,14 @@ import threading
 
 import numpy
 import pytest
-from conftest import DEADLINE, until
+from conftest import DEADLINE, check_growth, until
 
 import shmbroker
 
 ITERATIONS = 100000
-PAGE = os.sysconf("SC_PAGE_SIZE")
 # less than 8 bytes an iteration, or than one object a round trip; AddressSanitizer keeps what is freed for a while, and
 # gives 32 bytes or more for 8
 ROOM = (2 << 20) if "libasan" in os.environ.get("LD_PRELOAD", "") else (512 << 10)
-
-
-def resident():
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[1]) * PAGE
 
 
 def refused(function, *args, **how):
@@ -89,14 +83,16 @@ def test_nothing_leaks(broker, case):
         subject = pool if case in BLOCKS else region
         watched = (region, broker, pool, shmbroker.NotFound, shmbroker.Lease, shmbroker.View, shmbroker.Region,
                    shmbroker.Pool, shmbroker.Block, None)
-        for _ in range(count // 10):
-            function(broker, subject)
-        references, memory = [sys.getrefcount(one) for one in watched], resident()
-        for _ in range(count):
-            function(broker, subject)
+
+        def work(times=count):
+            for _ in range(times):
+                function(broker, subject)
+
+        work(count // 10)
+        references = [sys.getrefcount(one) for one in watched]
+        check_growth(work, ROOM)
         grown = [sys.getrefcount(one) - before for one, before in zip(watched, references)]
         assert max(grown) < count // 100, grown
-        assert resident() - memory < ROOM, resident() - memory
         assert region.exports == 0 and pool.free_count == 4
 
 

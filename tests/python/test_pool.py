@@ -267,9 +267,9 @@ import signal, shmbroker
 broker = shmbroker.connect()
 pool = broker.create_pool("p", 1, 1)
 block = pool.acquire()
-signal.setitimer(signal.ITIMER_REAL, 0.05)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 try:
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
     pool.acquire()
 except KeyboardInterrupt:
     print("heard")

@@ -37,8 +37,12 @@ def is_built():
 
 
 def section(**keys):
-    """The configuration of a broker: short times, and fds that are not a real driver's where that is not one."""
-    values = {"helper": HELPER, "check_fd": "yes" if REAL else "no", "helper_idle": "300ms", **keys}
+    """
+    The configuration of a broker: helpers that end soon and are waited for however long they take, and fds that are not a
+    real driver's where that is not one.
+    """
+    values = {"helper": HELPER, "check_fd": "yes" if REAL else "no", "helper_idle": "300ms", "start_timeout": "5min",
+              "operation_timeout": "5min", **keys}
     return "[cuda]\n" + "".join(f"{key} = {value}\n" for key, value in values.items())
 
 

@@ -163,10 +163,11 @@ class HeldBroker(Broker):
             os.close(fd)
 
     def count(self):
-        return sum(map(len, self.store.values()))
+        # the thread that holds it may change it meanwhile
+        return sum(map(len, list(self.store.values())))
 
     def segments(self):
-        return [name for name in self.store if re.fullmatch(r"shmb-s[1-9]\d*", name)]
+        return [name for name in list(self.store) if re.fullmatch(r"shmb-s[1-9]\d*", name)]
 
     def replace(self, name, fd):
         for old in self.store.pop(name, []):

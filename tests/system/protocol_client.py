@@ -17,7 +17,7 @@ import time
 
 WIRE = pathlib.Path(__file__).resolve().parents[2] / "libbroker/wire"
 PAGES = WIRE / "shmbroker-protocol.7", WIRE / "shmbroker-protocol-messages.7"
-DEADLINE = 20
+DEADLINE = 60
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
 
 

@@ -31,7 +31,15 @@ class LastingBroker(Broker):
     def _children(self):
         main = self.process.pid
         return [int(pid) for pid in pathlib.Path(f"/proc/{main}/task/{main}/children").read_text().split()
-                if pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"]
+                if self._runs(pid)]
+
+    @staticmethod
+    def _runs(pid):
+        try:
+            return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
+            # the supervisor has waited for it meanwhile
+            return False
 
     @property
     def pid(self):

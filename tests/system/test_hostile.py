@@ -396,12 +396,13 @@ def test_peer_that_never_reads(start):
     assert "does not read its replies" in broker.log()
 
 
-def test_half_a_hello_then_nothing(start):
+def test_half_a_hello_then_nothing(start, broker):
     """A connection that says nothing, or half of it, does not stay."""
-    broker = start(config="hello_timeout = 300ms")
+    # short, but long enough for those of this broker who do say something
+    impatient = start(config="hello_timeout = 3s")
 
     def silent():
-        client = Client(broker.socket)
+        client = Client(impatient.socket)
         assert client.ended()
         return client.last_error
 
@@ -411,7 +412,7 @@ def test_half_a_hello_then_nothing(start):
         assert client.ended()
         return client.last_error
 
-    assert broker.run(OTHER, silent) == "TIMED_OUT"
+    assert impatient.run(OTHER, silent) == "TIMED_OUT"
     assert broker.run(OTHER, half) == "INVALID"
 
 

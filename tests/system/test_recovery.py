@@ -544,7 +544,8 @@ def test_starting_empty(scene, case):
     scene.serves()
     # the old state is kept for a report, and is no part of what is recovered next
     if case != "no ledger":
-        assert len(scene.broker.store["shmb-aside-registry"]) == len(scene.broker.store["shmb-aside-ledger"]) == 1
+        until(lambda: [len(scene.broker.store.get(f"shmb-aside-{book}", ())) for book in ("registry", "ledger")] == [1, 1],
+              lambda: f"{list(scene.broker.store)}")
     owner = scene.broker.peer(OWNER)
     given = owner.give("new")
     with scene.broker.dead():

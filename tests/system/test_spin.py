@@ -17,7 +17,12 @@ def switches(pid):
     """Times that a thread of the process gave up the CPU to wait, all threads together."""
     total = 0
     for status in pathlib.Path(f"/proc/{pid}/task").glob("*/status"):
-        for line in status.read_text().splitlines():
+        try:
+            lines = status.read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            # a worker of io_uring that has ended
+            continue
+        for line in lines:
             if line.startswith("voluntary_ctxt_switches"):
                 total += int(line.split()[1])
     return total

@@ -13,7 +13,7 @@ import pytest
 HERE = pathlib.Path(__file__).parent
 BUILD = pathlib.Path(os.environ.get("SHMBROKER_BUILDDIR", ".")).resolve()
 REAL_SYSTEMD = HERE / "real-systemd"
-DEADLINE = 20
+DEADLINE = 60
 
 HOOK = r"""
 make -s -C "$BUILD" install DESTDIR="$R" >"$LOG" 2>&1
@@ -23,7 +23,7 @@ useradd -R "$R" -M -G shmbroker shmb-member >>"$LOG" 2>&1
 useradd -R "$R" -M shmb-stranger >>"$LOG" 2>&1
 mkdir -p "$R/etc/systemd/system/shmbroker.service.d"
 printf '[Service]\nWatchdogSec=%s\nExecStart=\nExecStart=%s --loop=%s\n%s\n' \
-	2s /usr/local/sbin/shmbrokerd "$LOOP" "$EXTRA" >"$R/etc/systemd/system/shmbroker.service.d/test.conf"
+	1min /usr/local/sbin/shmbrokerd "$LOOP" "$EXTRA" >"$R/etc/systemd/system/shmbroker.service.d/test.conf"
 """
 
 
@@ -209,16 +209,32 @@ def test_reload_of_a_bad_configuration_changes_nothing(machine):
         machine.run("rm", path)
 
 
+@pytest.fixture
+def watchdog(machine):
+    """
+    Four seconds: longer than a machine with much to do makes a broker wait for its turn. Other tests have the watchdog bite
+    far later, since it would end what they look at.
+    """
+    path = "/etc/systemd/system/shmbroker.service.d/watchdog.conf"
+    machine.run("bash", "-c", f"printf '[Service]\\nWatchdogSec=4s\\n' >{path}")
+    machine.systemctl("daemon-reload")
+    yield
+    machine.run("rm", path)
+    machine.systemctl("daemon-reload")
+
+
+@pytest.mark.usefixtures("watchdog")
 def test_watchdog_is_fed(machine):
     machine.systemctl("start", "shmbroker")
     pid = machine.show("MainPID")
     first = int(machine.show("WatchdogTimestampMonotonic"))
-    # two seconds are the limit, so five are enough to be killed where it is not fed
-    until(lambda: int(machine.show("WatchdogTimestampMonotonic")) > first + 5_000_000, "the watchdog is fed")
+    # enough to be killed where it is not fed
+    until(lambda: int(machine.show("WatchdogTimestampMonotonic")) > first + 8_000_000, "the watchdog is fed")
     assert machine.show("MainPID") == pid
     assert machine.show("NRestarts") == "0"
 
 
+@pytest.mark.usefixtures("watchdog")
 def test_watchdog_ends_a_broker_that_hangs(machine):
     machine.systemctl("start", "shmbroker")
     pid = machine.show("MainPID")

@@ -9,7 +9,7 @@ import signal
 import pytest
 from broker import ADMIN, CONSUMER, OWNER, until
 from holder import HeldBroker
-from protocol_client import Refused
+from protocol_client import DEADLINE, Refused
 from restart import is_as_before, settled, starting_empty
 
 RECOVER_TRIES = 5
@@ -81,7 +81,7 @@ def test_the_end_of_the_supervisor(scene):
     """SIGTERM to it ends all: consumers of the old registry acquire no more, and the next broker knows none of them."""
     lasting = scene.lasting
     lasting.process.send_signal(signal.SIGTERM)
-    assert lasting.process.wait(20) == 0 and not lasting.socket.exists()
+    assert lasting.process.wait(DEADLINE) == 0 and not lasting.socket.exists()
     assert not scene.consumer.page_do("is_open") and not scene.acquires()
     lasting.launch(lasting.prepare)
     until(lambda: ": ready" in lasting.log(), lasting.log)
@@ -124,7 +124,7 @@ def test_a_crash_loop(start):
     broker.start_again()
     starting_empty(broker, "did not last")
     scene.is_over()
-    assert set(broker.store) >= {"shmb-aside-registry", "shmb-aside-ledger"}
+    until(lambda: set(broker.store) >= {"shmb-aside-registry", "shmb-aside-ledger"}, lambda: f"{list(broker.store)}")
     admin, owner = broker.peer(ADMIN), broker.peer(OWNER)
     assert admin.status() == []
     given = owner.give("r")
