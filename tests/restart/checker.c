@@ -9,7 +9,7 @@
 #include "checker.h"
 
 #define REGIONS_MAX 4096
-#define SETTLE_MS 10000
+#define SETTLE_MS 30000
 #define PROBLEMS 4
 
 typedef struct Seen {

@@ -518,6 +518,35 @@ static void prepare(Loop *loop) {
 	atomic_store(&loop->shared->serial, 1);
 }
 
+/* it waits for something, and has dealt with all that was sent to it before */
+static bool sleeps(pid_t pid) {
+	char path[64], text[256] = "";
+	const char *end;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	file = fopen(path, "re");
+	if (!file)
+		return false;
+	if (!fgets(text, sizeof(text), file))
+		text[0] = 0;
+	(void)fclose(file);
+	/* the name before it may have anything in it */
+	end = strrchr(text, ')');
+	return end && !strncmp(end, ") S", 3);
+}
+
+/* what there is while the checker alone is connected; what the broker sent with its answer may be on its way yet */
+static void count_first_fds(Loop *loop) {
+	uint64_t end = load_now_ms() + LOAD_STUCK_MS;
+	pid_t broker = broker_pid(loop);
+
+	while (!(sleeps(broker) && sleeps(loop->supervisor)) && load_now_ms() < end)
+		wait_us(1000);
+	loop->store_fds = loop->store_fds_most = count_fds(loop->supervisor);
+	loop->broker_fds = count_fds(broker);
+}
+
 static void connect_checker(Loop *loop) {
 	uint64_t end = load_now_ms() + LOAD_STUCK_MS;
 
@@ -530,8 +559,7 @@ static void connect_checker(Loop *loop) {
 		wait_us(2000);
 	}
 	(void)shmb_client_set_resume_timeout(loop->checker.client, LOAD_STUCK_MS);
-	loop->store_fds = loop->store_fds_most = count_fds(loop->supervisor);
-	loop->broker_fds = count_fds(broker_pid(loop));
+	count_first_fds(loop);
 }
 
 static void clean(const Loop *loop) {

@@ -35,7 +35,7 @@
 #define LOAD_RECORDS 65536 /* generations that are remembered, by their low bits */
 #define LOAD_REPORTS 64
 #define LOAD_TEXT 256
-#define LOAD_STUCK_MS 20000
+#define LOAD_STUCK_MS 60000
 
 typedef enum NameState {
 	NAME_FREE,	 /* there is no region, or one that is over and drains */
