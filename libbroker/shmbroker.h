@@ -306,7 +306,10 @@ struct shmb_lease {
  */
 int shmb_client_get_memory_info(struct shmb_client *client, const char *name, uint64_t offset, uint64_t size,
 				uint32_t access, struct shmb_lease *ret);
-/* Gives a lease back, on any thread. SHMB_E_STALE the second time, SHMB_E_REVOKED when it was taken back meanwhile. */
+/*
+ * Gives a lease back, on any thread. SHMB_E_STALE the second time, SHMB_E_REVOKED when it was taken back meanwhile.
+ * Calls for the same lease are the caller's to order, as with free(): two at once may both be counted.
+ */
 int shmb_lease_release(struct shmb_lease *lease);
 /*
  * Guarded copies between @size bytes at @offset of the lease and the caller's buffer: never SIGBUS; SHMB_E_TRUNCATED
