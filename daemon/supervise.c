@@ -346,8 +346,9 @@ static void on_child_end(Supervisor *supervisor, int status) {
 	(void)describe_end(status, how, sizeof(how));
 	if (supervisor->goal != GOAL_RUN) {
 		say(SUPERVISOR, "broker %d ended: %s", (int)supervisor->child, how);
-	} else if (supervisor->first && supervisor->exit_status == OPTIONS_BAD_CONFIG) {
-		say(SUPERVISOR, "broker %d does not accept its configuration", (int)supervisor->child);
+	} else if (supervisor->first && WIFEXITED(status) && supervisor->exit_status) {
+		/* nothing is kept yet, and whoever started us learns of it: of its configuration, or of its socket */
+		say(SUPERVISOR, "broker %d could not start: %s", (int)supervisor->child, how);
 		supervisor->goal = GOAL_STOP;
 	} else {
 		say(BROKER_ENDED, "broker %d ended: %s; it said last: \"%s\"; it is started again",

@@ -14,7 +14,7 @@
 #include "options.h"
 
 /*
- * Runs until SIGTERM or SIGINT, or until a first broker refuses its configuration. Returns the exit status of the
- * process, which is that of the last broker. @options were parsed from @argv.
+ * Runs until SIGTERM or SIGINT, or until the first broker ends with an error before it was ready. Returns the exit
+ * status of the process, which is that of the last broker. @options were parsed from @argv.
  */
 int supervisor_run(const Options *options, int argc, char **argv);

@@ -174,6 +174,22 @@ def test_bad_configuration(supervise):
     assert "nonsense" in it.log() and not it.socket.exists()
 
 
+def test_a_first_broker_that_cannot_make_its_socket_ends_both(supervise):
+    it = supervise("--socket=/nonexistent/directory/s")
+    assert it.process.wait(DEADLINE) == 1
+    assert it.log().count("/nonexistent/directory/s") and "could not start: exit status 1" in it.log()
+    assert it.log().count(" starts, with 0 kept") == 1
+
+
+def test_a_first_broker_that_is_killed_is_started_again(supervise):
+    """Ready or not: a signal says nothing of whether it could start."""
+    it = supervise()
+    os.kill(it.child(), signal.SIGKILL)
+    it.said(" starts, with", 2)
+    it.serves()
+    it.end()
+
+
 def test_a_new_version_takes_over(supervise):
     it = supervise()
     it.serves()
