@@ -18,7 +18,7 @@
 #include "count-fds.h"
 
 #define OBJECT_SIZE 8192
-#define DEADLINE_MS 20000
+#define DEADLINE_MS 60000
 #define TIMEOUT_MS 20
 #define NAMES_MAX 4096
 

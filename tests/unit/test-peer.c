@@ -207,7 +207,7 @@ static void test_dying_process(void **state) {
 	poll_fd = (struct pollfd){ .fd = peer.pidfd, .events = POLLIN };
 	assert_int_equal(poll(&poll_fd, 1, 0), 0);
 	(void)close(hold);
-	assert_int_equal(poll(&poll_fd, 1, 10000), 1);
+	assert_int_equal(poll(&poll_fd, 1, 60000), 1);
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	assert_int_equal(status, 0);
 	peer_deinit(&peer);
@@ -216,7 +216,7 @@ static void test_dying_process(void **state) {
 	/* one that was reaped before it was accepted is nobody else */
 	pid = fork_client(&address, sizeof(address), &hold);
 	poll_fd = (struct pollfd){ .fd = listener, .events = POLLIN };
-	assert_int_equal(poll(&poll_fd, 1, 10000), 1);
+	assert_int_equal(poll(&poll_fd, 1, 60000), 1);
 	(void)close(hold);
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);

@@ -34,7 +34,7 @@
 #include "supervise.h"
 #include "wire/fd.h"
 
-#define DEADLINE_MS 20000
+#define DEADLINE_MS 60000
 #define NO_WATCHDOG "0"
 #define LISTED_MAX 8 /* more fds than these are only counted */
 
