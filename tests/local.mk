@@ -39,6 +39,7 @@ system_files = \
 	tests/system/test_cuda_attacks.py \
 	tests/system/test_cuda_client.py \
 	tests/system/test_cuda_helper.py \
+	tests/system/test_cuda_kill.py \
 	tests/system/test_cuda_relay.py \
 	tests/system/test_cuda_validate.py \
 	tests/system/test_ctl.py \

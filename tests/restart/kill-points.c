@@ -3,10 +3,12 @@
 /*
  * Kills the broker at every write to its ledger, its registry and its holder in turn: each time in the same scenario,
  * whose outcome must be that of a run without a kill. Then some of them again with the broker that recovers killed,
- * too, and brokers that are killed before they are ready for the first time. See usage().
+ * too, and brokers that are killed before they are ready for the first time. With --gpu the scenario is about memory of
+ * a GPU of the fake driver, which the broker's helper tries. See usage().
  */
 
 #include <errno.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -27,12 +29,15 @@
 #include "scenario.h"
 #include "shmbroker.h"
 
-#define BUDGET 250    /* runs of the first kind, unless all are wanted */
-#define SECOND 60     /* runs with a second kill */
+#define BUDGET 250     /* runs of the first kind, unless all are wanted */
+#define SECOND 60      /* runs with a second kill */
+#define GPU_BUDGET 150 /* the same where each run has processes that start a driver */
+#define GPU_SECOND 30
 #define SECOND_MAX 60 /* points after the first one that the second comes within */
 #define FIRST_MAX 64  /* points that a first start passes at most */
 #define RUN_MS 60000
 #define TEXT_MAX 16384
+#define FAKE_DRIVER "tests/fakecuda/.libs/libcuda.so.1"
 #define REPORTS 8
 
 typedef struct Loop {
@@ -42,6 +47,8 @@ typedef struct Loop {
 	char socket[96];
 	char log[96];
 	char count_path[96];
+	char driver[96];   /* the fake driver's directory */
+	const char *build; /* for GPU memory: where its helper and the fake driver were built; else NULL */
 	KillCount *count;
 	pid_t supervisor;
 	struct shmb_client *checker;
@@ -55,10 +62,11 @@ typedef struct Loop {
 } Loop;
 
 static void usage(void) {
-	puts("usage: kill-points [--loop io_uring|epoll] [--all] [--seed N] [--at N[,N]] BROKER\n"
+	puts("usage: kill-points [--loop io_uring|epoll] [--all] [--seed N] [--at N[,N]] [--gpu BUILD-DIRECTORY] BROKER\n"
 	     "\n"
 	     "BROKER is shmbrokerd-kill-points. Without --all it is killed at every k-th point, beginning with any of the\n"
-	     "first k. Exits with 0 if the outcome was always the same, with 77 where there is no such loop.");
+	     "first k. With --gpu it is about GPU memory, with the helper and the fake driver of that build. Exits with 0 if\n"
+	     "the outcome was always the same, with 77 where there is no such loop, or a build without GPU memory.");
 }
 
 static _Noreturn void fail(const char *what) {
@@ -108,17 +116,27 @@ static void wrong(Loop *loop, const char *what, uint64_t at, uint64_t then) {
 
 /* ---- the broker ---- */
 
+static void write_config(const Loop *loop, const char *path) {
+	FILE *file = fopen(path, "we");
+
+	if (!file ||
+	    fprintf(file, "[broker]\nshared_uid = yes\ncapacity = 64\n[access]\nkeep = %u\n", (unsigned)geteuid()) < 0)
+		fail(path);
+	if (loop->build && fprintf(file,
+				   "[cuda]\nmode = validate\nhelper = %s/shmbroker-cuda-helper\n"
+				   "library = %s/" FAKE_DRIVER "\ncheck_fd = no\nstart_timeout = 60s\n"
+				   "operation_timeout = 60s\n",
+				   loop->build, loop->build) < 0)
+		fail(path);
+	if (fclose(file))
+		fail(path);
+}
+
 static void supervisor_start(Loop *loop) {
 	char config[128], config_option[160], socket_option[160], loop_option[32];
-	FILE *file;
 
 	snprintf(config, sizeof(config), "%s/conf", loop->directory);
-	file = fopen(config, "we");
-	if (!file ||
-	    fprintf(file, "[broker]\nshared_uid = yes\ncapacity = 64\n[access]\nkeep = %u\n", (unsigned)geteuid()) <
-		    0 ||
-	    fclose(file))
-		fail(config);
+	write_config(loop, config);
 	snprintf(config_option, sizeof(config_option), "--config=%s", config);
 	snprintf(socket_option, sizeof(socket_option), "--socket=%s", loop->socket);
 	snprintf(loop_option, sizeof(loop_option), "--loop=%s", loop->engine);
@@ -174,7 +192,7 @@ static int add_left(void *userdata, const struct shmb_stat *stat) {
 		left[1] = stat->value - 1;
 	else if (!strcmp(stat->name, "regions") || !strcmp(stat->name, "objects") || !strcmp(stat->name, "held_maps") ||
 		 !strcmp(stat->name, "held_leases") || !strcmp(stat->name, "held_bytes") ||
-		 !strcmp(stat->name, "held_revoked"))
+		 !strcmp(stat->name, "held_gpu_bytes") || !strcmp(stat->name, "held_revoked"))
 		*left += stat->value;
 	return 0;
 }
@@ -205,7 +223,8 @@ static bool run_scenario(Loop *loop) {
 	if (!pid) {
 		snprintf(number, sizeof(number), "%d", fd);
 		(void)fcntl(fd, F_SETFD, 0);
-		execl("/proc/self/exe", "kill-points", "--scenario", number, loop->socket, NULL);
+		execl("/proc/self/exe", "kill-points", loop->build ? "--gpu-scenario" : "--scenario", number,
+		      loop->socket, NULL);
 		_exit(1);
 	}
 	while (!waitpid(pid, &status, WNOHANG)) {
@@ -230,7 +249,7 @@ static int scenario_main(char **argv) {
 	/* also of one that is killed because it hangs */
 	if (!out || setvbuf(out, NULL, _IOLBF, BUFSIZ))
 		return 1;
-	good = scenario_run(argv[3], out);
+	good = scenario_run(argv[3], out, !strcmp(argv[1], "--gpu-scenario"));
 	return fclose(out) || !good;
 }
 
@@ -296,8 +315,11 @@ static uint64_t count_points(Loop *loop) {
 }
 
 static void run_each(Loop *loop, uint64_t n_points) {
-	uint64_t step = loop->all ? 1 : (n_points + BUDGET - 1) / BUDGET, first = 1 + any(loop, step);
-	uint64_t n_second = loop->all ? 8 * SECOND : SECOND;
+	uint64_t budget = loop->build ? GPU_BUDGET : BUDGET, n_second = loop->build ? GPU_SECOND : SECOND;
+	uint64_t step = loop->all ? 1 : (n_points + budget - 1) / budget, first = 1 + any(loop, step);
+
+	if (loop->all)
+		n_second *= 8;
 
 	printf("every %" PRIu64 " from %" PRIu64 " on: ", step, first);
 	(void)fflush(stdout);
@@ -337,6 +359,19 @@ static void run_first_starts(Loop *loop) {
 	}
 }
 
+/* what the scenario and, through the supervisor, the helper find in their environment */
+static void prepare_driver(Loop *loop) {
+	const char *others = getenv("LD_LIBRARY_PATH");
+	char path[4096];
+	int n;
+
+	snprintf(loop->driver, sizeof(loop->driver), "%s/gpu", loop->directory);
+	n = snprintf(path, sizeof(path), "%s/tests/fakecuda/.libs%s%s", loop->build, others ? ":" : "", others ?: "");
+	if (n < 0 || (size_t)n >= sizeof(path) || mkdir(loop->driver, 0700) < 0 ||
+	    setenv("FAKECUDA_DIR", loop->driver, 1) || setenv("LD_LIBRARY_PATH", path, 1))
+		fail("the fake driver");
+}
+
 static void prepare(Loop *loop) {
 	const char *base = getenv("TMPDIR");
 	int fd;
@@ -354,12 +389,26 @@ static void prepare(Loop *loop) {
 	if (loop->count == MAP_FAILED)
 		fail("mmap");
 	(void)close(fd);
+	if (loop->build)
+		prepare_driver(loop);
+}
+
+static void clean_driver(const Loop *loop) {
+	DIR *directory = opendir(loop->driver);
+
+	for (struct dirent *entry; directory && (entry = readdir(directory));)
+		(void)unlinkat(dirfd(directory), entry->d_name, 0);
+	if (directory)
+		(void)closedir(directory);
+	(void)rmdir(loop->driver);
 }
 
 static void clean(const Loop *loop) {
 	static const char *const names[] = { "conf", "count", "log", "socket" };
 	char path[128];
 
+	if (loop->build)
+		clean_driver(loop);
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); ++i) {
 		snprintf(path, sizeof(path), "%s/%s", loop->directory, names[i]);
 		(void)unlink(path);
@@ -369,11 +418,9 @@ static void clean(const Loop *loop) {
 
 static bool parse(Loop *loop, int argc, char **argv, uint64_t only[2]) {
 	static const struct option options[] = {
-		{ "all", no_argument, NULL, 'a' },
-		{ "at", required_argument, NULL, 't' },
-		{ "loop", required_argument, NULL, 'l' },
-		{ "seed", required_argument, NULL, 's' },
-		{},
+		{ "all", no_argument, NULL, 'a' },	  { "at", required_argument, NULL, 't' },
+		{ "gpu", required_argument, NULL, 'g' },  { "loop", required_argument, NULL, 'l' },
+		{ "seed", required_argument, NULL, 's' }, {},
 	};
 	char *end;
 	int c;
@@ -388,6 +435,9 @@ static bool parse(Loop *loop, int argc, char **argv, uint64_t only[2]) {
 		case 't':
 			only[0] = strtoull(optarg, &end, 10);
 			only[1] = *end ? strtoull(end + 1, NULL, 10) : 0;
+			break;
+		case 'g':
+			loop->build = optarg;
 			break;
 		case 'l':
 			loop->engine = optarg;
@@ -404,11 +454,18 @@ static bool parse(Loop *loop, int argc, char **argv, uint64_t only[2]) {
 	return optind == argc - 1;
 }
 
+static bool has_gpu(const char *build) {
+	char path[4096];
+	int n = snprintf(path, sizeof(path), "%s/shmbroker-cuda-helper", build);
+
+	return n > 0 && (size_t)n < sizeof(path) && !access(path, X_OK);
+}
+
 int main(int argc, char **argv) {
 	static Loop loop;
 	uint64_t begin = now_ms(), n_points, only[2] = {};
 
-	if (argc == 4 && !strcmp(argv[1], "--scenario"))
+	if (argc == 4 && strstr(argv[1], "-scenario"))
 		return scenario_main(argv);
 	if (!parse(&loop, argc, argv, only)) {
 		usage();
@@ -416,6 +473,10 @@ int main(int argc, char **argv) {
 	}
 	if (!engine_is_there(loop.engine)) {
 		puts("skipped: io_uring is refused here");
+		return SKIPPED;
+	}
+	if (loop.build && !has_gpu(loop.build)) {
+		puts("skipped: built without GPU memory");
 		return SKIPPED;
 	}
 	prepare(&loop);
@@ -432,7 +493,7 @@ int main(int argc, char **argv) {
 	else
 		run_each(&loop, n_points);
 	supervisor_end(&loop);
-	if (!only[0])
+	if (!only[0] && !loop.build)
 		run_first_starts(&loop);
 	printf("%5.1f s  points %" PRIu64 "  runs %" PRIu64 "  kills %" PRIu64 "  wrong %" PRIu64 "\n",
 	       (double)(now_ms() - begin) / 1000, n_points, loop.n_runs, atomic_load(&loop.count->kills), loop.n_wrong);

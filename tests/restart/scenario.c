@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -13,18 +14,22 @@
 
 #include "scenario.h"
 #include "shmbroker.h"
+#include "wire/cuda-driver.h"
 
 #define PREFIX "kill-points."
 #define PAGE 4096
 #define BIG (UINT64_C(80) << 20) /* dead, it is compacted away at once */
 #define DEADLINE_MS 40000
 #define REGIONS_MAX 64
+#define GPU_SIZE (UINT64_C(2) << 20)
+#define ALLOCATION_SIZE (3 * GPU_SIZE) /* by cuMemAlloc(), with two windows */
 
 typedef struct Scenario {
 	const char *socket;
 	FILE *out;
 	struct shmb_client *owner;
 	struct shmb_client *consumer;
+	uint32_t flags; /* of each client */
 	struct shmb_region *a, *b, *big, *kept, *c[5];
 	uint64_t newest;
 	bool failed;
@@ -55,7 +60,7 @@ static struct shmb_client *connect_as(Scenario *scenario, uint32_t roles) {
 	struct shmb_client *client;
 	int r;
 
-	while ((r = shmb_client_new(&client, scenario->socket, roles, 0)) && now_ms() < end)
+	while ((r = shmb_client_new(&client, scenario->socket, roles, scenario->flags)) && now_ms() < end)
 		pause_ms(2);
 	if (r) {
 		tell(scenario, "connect", r);
@@ -175,9 +180,9 @@ static bool list(Scenario *scenario, bool none_is_revoked, char lines[REGIONS_MA
 	r = shmb_status_iter_new(scenario->owner, NULL, &iter);
 	while (!r && !(r = shmb_status_iter_next(iter, &status)) && status && *ret_n < REGIONS_MAX) {
 		snprintf(lines[(*ret_n)++], 128,
-			 "  %-20.20s state %u size %lu offset %lu flags %#x leases %u holders %u\n", status->name,
-			 status->state, (unsigned long)status->size, (unsigned long)status->offset, status->flags,
-			 status->leases, status->holders_total);
+			 "  %-20.20s state %u size %lu of %lu offset %lu flags %#x leases %u holders %u\n",
+			 status->name, status->state, (unsigned long)status->size, (unsigned long)status->object_size,
+			 (unsigned long)status->offset, status->flags, status->leases, status->holders_total);
 		settled = settled && (status->state == SHMB_STATE_ACTIVE || status->leases) &&
 			  (status->state != SHMB_STATE_REVOKED || !none_is_revoked) &&
 			  strcmp(status->name, PREFIX "d") != 0;
@@ -329,15 +334,161 @@ static void act_unregister(Scenario *scenario) {
 	look(scenario, "nothing", false);
 }
 
-bool scenario_run(const char *socket, FILE *out) {
-	Scenario scenario = { .socket = socket, .out = out };
-	void (*const acts[])(Scenario *) = { act_register, act_hold, act_revoke, act_end, act_unregister };
+/* ---- the acts with GPU memory ---- */
+
+/* a function of the driver, which an application loads by itself */
+static void *driver(const char *name) {
+	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *symbol = library ? dlsym(library, name) : NULL;
+
+	if (!symbol)
+		abort();
+	return symbol;
+}
+
+#define DRIVER(_name, ...) ((CUresult(*) __VA_ARGS__)driver(_name))
+
+static CUdeviceptr gpu_allocate(void) {
+	CUdeviceptr pointer = 0;
+	CUcontext context;
+
+	if (DRIVER("cuInit", (unsigned))(0) ||
+	    DRIVER("cuDevicePrimaryCtxRetain", (CUcontext *, CUdevice))(&context, 0) ||
+	    DRIVER("cuCtxSetCurrent", (CUcontext))(context) ||
+	    DRIVER("cuMemAlloc_v2", (CUdeviceptr *, size_t))(&pointer, ALLOCATION_SIZE))
+		abort();
+	return pointer;
+}
+
+/* the fake driver's pointers are the processor's too */
+static uint64_t *gpu_word(const void *device_pointer) {
+	return (uint64_t *)(uintptr_t)device_pointer;
+}
+
+static void gpu_create(Scenario *scenario, const char *what, const char *name, uint32_t flags,
+		       struct shmb_region **ret) {
+	struct shmb_region_options options = { .struct_size = sizeof(options), .flags = flags };
+	int r = shmb_cuda_alloc(scenario->owner, name, GPU_SIZE, 0, &options, ret);
+
+	if (flags & SHMB_REGION_OPT_UNPUBLISHED && !r)
+		r = shmb_cuda_publish(*ret, NULL);
+	registered(scenario, what, r, *ret);
+	if (!r)
+		*gpu_word(shmb_region_get_data(*ret)) = shmb_region_get_generation(*ret);
+}
+
+static void gpu_export(Scenario *scenario, const char *what, const char *name, CUdeviceptr pointer,
+		       struct shmb_region **ret) {
+	int r = shmb_cuda_export(scenario->owner, name, gpu_word((void *)(uintptr_t)pointer), GPU_SIZE, NULL, ret);
+
+	registered(scenario, what, r, *ret);
+	if (!r)
+		*gpu_word((void *)(uintptr_t)pointer) = shmb_region_get_generation(*ret);
+}
+
+/* a lease, whose memory is that of its generation */
+static void gpu_get(Scenario *scenario, struct shmb_client *client, const char *name, struct shmb_lease *ret) {
+	get(scenario, client, name, ret);
+	if (ret->client)
+		fprintf(scenario->out, "its memory is of kind %u and %s\n", ret->memory_type,
+			*gpu_word(ret->address) == ret->generation ? "its own" : "another's");
+}
+
+/* a process of its own, before this one has the driver: that cannot be forked with */
+static void act_gpu_end(Scenario *scenario) {
+	struct shmb_region *d = NULL;
+	int status = 0;
+	pid_t pid;
+
+	fflush(scenario->out);
+	pid = fork();
+	if (!pid) {
+		scenario->owner = connect_as(scenario, SHMB_ROLE_OWNER);
+		if (scenario->owner)
+			gpu_create(scenario, "create in another session", PREFIX "d", 0, &d);
+		fflush(scenario->out);
+		_exit(scenario->failed);
+	}
+	if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
+		scenario->failed = true;
+}
+
+/* by fd: an allocation for each; by handle: two windows of one allocation */
+static void act_gpu_register(Scenario *scenario) {
+	CUdeviceptr pointer = gpu_allocate();
+	struct shmb_region *old;
+
+	gpu_create(scenario, "create", PREFIX "a", 0, &scenario->a);
+	gpu_export(scenario, "export", PREFIX "b", pointer + PAGE, &scenario->b);
+	gpu_export(scenario, "export of the same", PREFIX "c0", pointer + GPU_SIZE + PAGE, &scenario->c[0]);
+	gpu_create(scenario, "publish", PREFIX "c1", SHMB_REGION_OPT_UNPUBLISHED, &scenario->c[1]);
+	gpu_create(scenario, "keep", PREFIX "k", SHMB_REGION_OPT_KEEP, &scenario->kept);
+	old = scenario->a;
+	gpu_create(scenario, "replace", PREFIX "a", SHMB_REGION_OPT_REPLACE, &scenario->a);
+	shmb_region_free(old);
+}
+
+static void act_gpu_hold(Scenario *scenario) {
+	struct shmb_lookup_spec specs[2] = {};
+	struct shmb_message_lease leases[2];
+	struct shmb_lease a, b, c0;
+	int results[2] = {}, r;
+
+	gpu_get(scenario, scenario->consumer, PREFIX "a", &a);
+	gpu_get(scenario, scenario->consumer, PREFIX "b", &b);
+	gpu_get(scenario, scenario->consumer, PREFIX "c0", &c0);
+	for (uint32_t i = 0; i < 2; ++i)
+		specs[i] = (struct shmb_lookup_spec){
+			.struct_size = sizeof(specs[i]),
+			.name = (const char *const[]){ PREFIX "c1", PREFIX "k" }[i],
+			.size = SHMB_REST,
+			.access = SHMB_READ,
+		};
+	r = shmb_client_lookup(scenario->consumer, specs, 2, leases, results);
+	for (uint32_t i = 0; i < 2; ++i)
+		tell(scenario, "by message", r ?: results[i]);
+	look(scenario, "held", true);
+
+	retire(scenario, "retire strictly", &scenario->a, SHMB_RETIRE_STRICT, 0);
+	retire(scenario, "retire lazily", &scenario->b, SHMB_RETIRE_LAZY, 0);
+	retire(scenario, "retire by force", &scenario->c[0], SHMB_RETIRE_FORCE, 0);
+	retire(scenario, "retire and wait", &scenario->c[1], SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, 20);
+	look(scenario, "retired", true);
+
+	release(scenario, "release", &a);
+	release(scenario, "release of the lazy one", &b);
+	release(scenario, "release of the revoked one", &c0);
+	release_message(scenario, "release by message", &leases[0]);
+	release_message(scenario, "release of what is kept", &leases[1]);
+	look(scenario, "released", true);
+	scenario->b = shmb_region_free(scenario->b);
+}
+
+static void act_gpu_unregister(Scenario *scenario) {
+	static const char *const names[] = { PREFIX "k" };
+	int results[1] = {}, r;
+
+	gpu_create(scenario, "create again", PREFIX "a", 0, &scenario->a);
+	tell(scenario, "unregister all",
+	     shmb_client_unregister_all(scenario->owner, SHMB_ALL_SESSION, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, -1,
+					NULL));
+	look(scenario, "what is kept", false);
+	r = shmb_client_unregister(scenario->owner, names, 1, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, -1, results);
+	tell(scenario, "unregister what is kept", r ?: results[0]);
+	look(scenario, "nothing", false);
+}
+
+bool scenario_run(const char *socket, FILE *out, bool gpu) {
+	void (*const system_acts[])(Scenario *) = { act_register, act_hold, act_revoke, act_end, act_unregister };
+	void (*const gpu_acts[])(Scenario *) = { act_gpu_end, act_gpu_register, act_gpu_hold, act_gpu_unregister };
+	Scenario scenario = { .socket = socket, .out = out, .flags = gpu ? SHMB_CUDA_CONTEXT : 0 };
+	void (*const *acts)(Scenario *) = gpu ? gpu_acts : system_acts;
+	size_t n_acts = gpu ? sizeof(gpu_acts) / sizeof(gpu_acts[0]) : sizeof(system_acts) / sizeof(system_acts[0]);
 
 	scenario.owner = connect_as(&scenario, SHMB_ROLE_OWNER);
 	scenario.consumer = scenario.owner ? connect_as(&scenario, SHMB_ROLE_CONSUMER) : NULL;
 	if (scenario.consumer)
 		tell(&scenario, "subscribe", shmb_client_subscribe(scenario.consumer, SHMB_EVENT_MASK_ALL));
-	for (size_t i = 0; i < sizeof(acts) / sizeof(acts[0]) && !scenario.failed; ++i)
+	for (size_t i = 0; i < n_acts && !scenario.failed; ++i)
 		acts[i](&scenario);
 	shmb_client_free(scenario.owner);
 	shmb_client_free(scenario.consumer);
