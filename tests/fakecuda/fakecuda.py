@@ -53,9 +53,13 @@ def library(name="libcuda.so.1", kind=""):
 
 
 class Fake:
-    """A machine with fake GPUs: a directory that all its processes name in FAKECUDA_DIR."""
+    """A machine with fake GPUs: a directory that all its processes name in FAKECUDA_DIR.
 
-    def __init__(self, kind="", **settings):
+    What is not known of a real driver has the answers of SHMBROKER_FAKECUDA_ANSWERS (`U1=allow U3=block`), where the
+    tests are to run with others than the fake driver's own; @answers has those that a test is about.
+    """
+
+    def __init__(self, kind="", answers=None, **settings):
         self.path = pathlib.Path(tempfile.mkdtemp(prefix="shmb"))
         self.path.chmod(0o777)
         (self.path / "lib").mkdir()
@@ -64,8 +68,8 @@ class Fake:
         shutil.copy(library(kind=kind), self.library)
         (self.path / "log").touch()
         (self.path / "log").chmod(0o666)
-        self.settings = {}
-        self.set(**settings)
+        self.settings = dict(pair.split("=") for pair in os.environ.get("SHMBROKER_FAKECUDA_ANSWERS", "").split())
+        self.set(**(answers or {}), **settings)
 
     def environment(self, **more):
         """For processes that are to see it."""

@@ -37,6 +37,7 @@ test-programs: tests/fakecuda/libcheck-toolkit.la
 endif
 
 EXTRA_DIST += \
+	tests/fakecuda/answers \
 	tests/fakecuda/check-toolkit.c \
 	tests/fakecuda/driver-10.2.sym \
 	tests/fakecuda/driver-11.2.sym \

@@ -207,7 +207,8 @@ class RealMachine(Brokers):
 
     library = REAL
 
-    def __init__(self, **settings):
+    def __init__(self, answers=None, **settings):
+        """A real driver has its own @answers to what is not known."""
         if settings:
             self.needs_fake()
 

@@ -209,7 +209,7 @@ def test_vmm_memory_outlives_its_owner_when_it_is_kept(gpus):
 
 
 def test_a_dead_owners_handle_is_refused_with_the_reason(gpus):
-    fake = gpus()
+    fake = gpus(answers={"U1": "refuse", "U4": "1"})
     owner = fake.client(uid=KEEPER)
     owner.export("x", owner.alloc(MIB2), MIB2, flags=KEEP)
     owner.kill()
@@ -254,7 +254,7 @@ def test_read_only_leases_of_vmm_memory(gpus):
 
 
 def test_no_context_is_made_unasked(gpus):
-    fake = gpus()
+    fake = gpus(answers={"U8": "all"})
     owner = fake.client()
     owner.export("ipc", owner.alloc(MIB2), MIB2)
     owner.cuda_alloc("vmm", MIB2)
@@ -366,7 +366,7 @@ def test_memory_that_cannot_be_offered(gpus):
 
 def test_what_an_owner_says_is_checked_when_it_is_opened(gpus):
     """The broker relays: sizes, devices and handles that are lies are found by whoever opens them."""
-    fake = gpus(DEVICES="2")
+    fake = gpus(DEVICES="2", answers={"U4": "1"})
     owner, consumer, second = fake.client(), fake.client(uid=CONSUMER), fake.client(context=1)
     owner.export("good", owner.alloc(MIB2), MIB2)
     good = consumer.get("good")

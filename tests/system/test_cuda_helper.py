@@ -108,7 +108,7 @@ def test_the_tools_do_not_load_the_driver():
 
 @pytest.mark.parametrize("answer", ["refuse", "allow"])
 def test_2_the_owner_dies(machine, answer):
-    there = machine(U1=answer)
+    there = machine(U1=answer, answers={"U4": "1"})
     broker = there.broker()
     owner, consumer, late, admin = (there.peer(broker, OWNER), there.peer(broker, CONSUMER), there.peer(broker, OTHER),
                                     broker.peer(ADMIN))
@@ -460,7 +460,7 @@ def test_13_mig(machine, code):
 
 
 def test_13_exclusive_mode(machine):
-    there = machine(EXCLUSIVE="1")
+    there = machine(EXCLUSIVE="1", answers={"U8": "all"})
     broker = there.broker()
     owner = there.peer(broker, OWNER)
     with because("EXCLUSIVE", "CUDA_ERROR_DEVICE_UNAVAILABLE .46"):
@@ -523,7 +523,7 @@ def test_13_mps(machine, answer):
 def test_13_other_users(machine, answer):
     if not ROOT:
         pytest.skip("needs root: it is about several users")
-    there = machine(U7=answer)
+    there = machine(U7=answer, answers={"U4": "1"})
     broker = there.broker()
     owner = there.peer(broker, OWNER)
     if answer == "allow":

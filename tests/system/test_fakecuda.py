@@ -70,6 +70,17 @@ def test_every_rule_has_its_tests():
     assert len(printed.stdout.splitlines()) == len(rows) + 2 + 22
 
 
+def test_the_suite_runs_with_every_answer():
+    """But those that all tests of several users or of MPS would fail with, and which have tests of their own."""
+    def rows(name):
+        return [line for line in (HERE.parent / "fakecuda" / name).read_text().splitlines() if not line.startswith("#")]
+
+    switches = dict(field.strip().split("=") for field in (row.split("|")[3] for row in rows("rules")) if "=" in field)
+    tried = {pair for line in rows("answers") for pair in line.split()}
+    others = {f"{key}={answer}" for key, answers in switches.items() for answer in answers.split(",")[1:]}
+    assert tried == {pair for pair in others if pair[:3] not in ("U5=", "U7=")}
+
+
 def test_every_test_of_the_facts_is_there():
     source = {path.stem: path.read_text() for path in [*HERE.glob("test_*.py"), *(HERE.parent / "python").glob("test_*cuda*.py")]}
     rows = [line.split("|") for line in (HERE.parent / "fakecuda/scenarios").read_text().splitlines() if not line.startswith("#")]
