@@ -364,7 +364,8 @@ def test_a_model_that_waits_takes_one_request_after_the_other(gateway):
     for _ in range(3):
         door.client.async_infer("turns", door.pair(), lambda result, error: done.append((result, error)))
     until(lambda: len(done) == 3, lambda: done)
-    assert time.monotonic() - begun >= 3 * TURN_MS / 1000
+    # with two at a time it would be two turns; the clock of the gateway's timers is some milliseconds behind
+    assert time.monotonic() - begun >= 2.5 * TURN_MS / 1000
     for result, error in done:
         assert error is None
         check_simple(result)

@@ -48,7 +48,7 @@ class Machine:
 
     def run(self, *command, check=True):
         done = subprocess.run([REAL_SYSTEMD, "run", self.directory, *command], capture_output=True, text=True,
-                              stdin=subprocess.DEVNULL, timeout=60, check=False)
+                              stdin=subprocess.DEVNULL, timeout=180, check=False)
         if check:
             assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}{self.journal_text()}"
         return done
@@ -91,7 +91,7 @@ def machine(request, tmp_path_factory):
     environment = dict(os.environ, RS_HOOK=str(hook), BUILD=str(BUILD), LOG=str(scratch / "install.log"),
                        LOOP=request.param, EXTRA=extra)
     done = subprocess.run([REAL_SYSTEMD, "start"], capture_output=True, text=True, env=environment,
-                          stdin=subprocess.DEVNULL, timeout=120, check=False)
+                          stdin=subprocess.DEVNULL, timeout=600, check=False)
     if done.returncode == 77:
         pytest.skip(done.stderr.strip())
     log = scratch / "install.log"
@@ -100,7 +100,7 @@ def machine(request, tmp_path_factory):
     try:
         yield Machine(directory, request.param)
     finally:
-        subprocess.run([REAL_SYSTEMD, "stop", directory], check=True, capture_output=True, timeout=60)
+        subprocess.run([REAL_SYSTEMD, "stop", directory], check=True, capture_output=True, timeout=180)
 
 
 @pytest.fixture(autouse=True)
