@@ -575,19 +575,29 @@ static void test_reexec_of_nonsense(void **state) {
 	run_end(&run, 0);
 }
 
-static void test_bad_configuration(void **state) {
+/* the first one's error is the supervisor's end: nothing is kept yet, and whoever started both learns of it */
+static void expect_first_error(int error) {
+	char command[16];
 	int status;
 	Run run;
 
-	(void)state;
+	(void)snprintf(command, sizeof(command), "exit %d", error);
 	run_start(&run, NO_WATCHDOG, NULL);
 	expect(&run, "started");
-	tell(&run, "exit 78");
+	tell(&run, command);
 	status = run_wait(&run);
 	assert_true(WIFEXITED(status));
-	assert_int_equal(WEXITSTATUS(status), 78);
+	assert_int_equal(WEXITSTATUS(status), error);
 	expect_nobody(&run);
 	run_clean(&run);
+}
+
+static void test_first_start(void **state) {
+	Run run;
+
+	(void)state;
+	expect_first_error(78);
+	expect_first_error(1);
 
 	/* once one was ready, another that is not is no reason to lose everything */
 	run_start(&run, NO_WATCHDOG, NULL);
@@ -596,12 +606,13 @@ static void test_bad_configuration(void **state) {
 	ask(&run, "ready yes", "ok");
 	tell(&run, "exit 78");
 	expect(&run, "started");
-	/* any other end is none for a first one either */
 	run_end(&run, 0);
+	/* any other end is none for a first one either */
 	run_start(&run, NO_WATCHDOG, NULL);
 	expect(&run, "started");
-	tell(&run, "exit 1");
+	tell(&run, "exit 0");
 	expect(&run, "started");
+	kill_broker(&run);
 	run_end(&run, 0);
 }
 
@@ -793,7 +804,7 @@ int main(int argc, char **argv) {
 		cmocka_unit_test(test_no_fd_leaks),
 		cmocka_unit_test(test_reexec),
 		cmocka_unit_test(test_reexec_of_nonsense),
-		cmocka_unit_test(test_bad_configuration),
+		cmocka_unit_test(test_first_start),
 		cmocka_unit_test(test_exit_status),
 		cmocka_unit_test(test_hangup),
 		cmocka_unit_test(test_watchdog),
