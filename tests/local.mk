@@ -104,6 +104,7 @@ gateway_files = \
 	tests/gateway/test_http_broker.py \
 	tests/gateway/test_http_client.py \
 	tests/gateway/test_http_cuda.py \
+	tests/gateway/test_http_cuda_slow.py \
 	tests/gateway/test_http_limits.py \
 	tests/gateway/test_http_shm.py \
 	tests/gateway/test_infer_models.py \

@@ -16,6 +16,7 @@
 #define CUDA_KEY "cuda"
 /* of all regions that are listed at a time, so that however many they are the gateway stays small */
 #define LIST_BYTES_MAX ((size_t)16 << 20)
+#define WHY_SIZE 512
 
 static const char *kind_word(CoreKind kind) {
 	return kind == CORE_SYSTEM ? "system" : "cuda";
@@ -205,6 +206,25 @@ static AnswerCode cuda_refused(Core *core, int result, const char *name, Answer 
 	}
 }
 
+/*
+ * The broker's helper failed, or did not answer in time, over the memory of one client; the broker itself may be well. What
+ * it has not done is not done any more, since the session that asked for it is over.
+ */
+static AnswerCode cuda_not_tried(Core *core, const char *name, const char *why, Answer *answer) {
+	CoreEntry *entry;
+	AnswerCode code;
+
+	code = core_find(core, name, SIZE_MAX, &entry, answer);
+	if (code)
+		return code;
+	/* the name was free, and nobody else's requests are answered meanwhile: it was done at the last moment */
+	if (!entry || entry->kind != CORE_CUDA || !entry->door)
+		code = answer_set(answer, ANSWER_UNAVAILABLE,
+				  "failed to register shared memory region '%s': it is not registered: %s", name, why);
+	core_entries_free(entry);
+	return code;
+}
+
 static AnswerCode cuda_adopt(Core *core, const Caller *caller, const char *name, Bytes raw_handle, int64_t device_id,
 			     uint64_t size, Answer *answer) {
 	struct shmb_region_options options = {
@@ -213,8 +233,10 @@ static AnswerCode cuda_adopt(Core *core, const Caller *caller, const char *name,
 		.key = CUDA_KEY,
 	};
 	struct shmb_cuda_handle handle = { .struct_size = sizeof(handle), .size = size };
-	LinkSession *session = link_get(core->link);
+	LinkSession *session = link_get(core->link), *apart;
+	AnswerCode code = ANSWER_UNAVAILABLE;
 	struct shmb_region *region;
+	char why[WHY_SIZE] = "";
 	uint64_t began;
 	int r;
 
@@ -227,13 +249,24 @@ static AnswerCode cuda_adopt(Core *core, const Caller *caller, const char *name,
 	memcpy(handle.device_uuid, core->devices->uuids[device_id], sizeof(handle.device_uuid));
 	memcpy(handle.handle, raw_handle.data, sizeof(handle.handle));
 	options.principal = principal_of(session, caller);
-	began = core_metrics_now();
-	r = shmb_cuda_adopt(session->client, name, &handle, &options, &region);
-	core_metrics_broker(core->metrics, began);
+	r = link_apart(core->link, &apart);
 	if (r)
-		return cuda_refused(core, r, name, answer);
-	shmb_region_free(region);
-	return ANSWER_OK;
+		return core_broker_refused(core, r, BYTES(name), answer);
+	began = core_metrics_now();
+	r = shmb_cuda_adopt(apart->client, name, &handle, &options, &region);
+	core_metrics_broker(core->metrics, began);
+	if (!r) {
+		shmb_region_free(region);
+		code = ANSWER_OK;
+	} else if (r == SHMB_E_TIMED_OUT && core_metrics_now() - began >= LINK_CALL_MS * UINT64_C(1000000)) {
+		(void)snprintf(why, sizeof(why), "the broker's driver took longer than %u ms", LINK_CALL_MS);
+	} else if (r == SHMB_E_TIMED_OUT || r == SHMB_E_AGAIN) {
+		(void)snprintf(why, sizeof(why), "%s", shmb_last_error());
+	} else {
+		code = cuda_refused(core, r, name, answer);
+	}
+	(void)link_session_unref(apart);
+	return code == ANSWER_UNAVAILABLE ? cuda_not_tried(core, name, why, answer) : code;
 }
 
 static AnswerCode cuda_register(Core *core, const Caller *caller, Bytes name, Bytes raw_handle, int64_t device_id,

@@ -101,12 +101,10 @@ static void on_readable(evutil_socket_t fd, short what, void *userdata) {
 }
 
 /* waits for each step at most @timeout_ms */
-static int link_connect(Link *link, int timeout_ms) {
-	struct shmb_client_info info = { .struct_size = sizeof(info) };
-	LinkSession *session;
-	int fd, r;
+static int session_new(LinkSession **ret, const Link *link, int timeout_ms) {
+	LinkSession *session = calloc(1, sizeof(*session));
+	int r;
 
-	session = calloc(1, sizeof(*session));
 	if (!session)
 		return -ENOMEM;
 	session->n_ref = 1;
@@ -118,8 +116,29 @@ static int link_connect(Link *link, int timeout_ms) {
 	r = shmb_client_set_resume_timeout(session->client, 0);
 	if (!r)
 		r = shmb_client_set_call_timeout(session->client, LINK_CALL_MS);
-	if (!r)
-		r = shmb_client_get_info(session->client, &info);
+	if (r)
+		(void)link_session_unref(session);
+	else
+		*ret = session;
+	return r;
+}
+
+int link_apart(const Link *link, LinkSession **ret) {
+	int r = session_new(ret, link, LINK_CONNECT_MS);
+
+	return r < 0 && r != -ENOMEM ? SHMB_E_AGAIN : r;
+}
+
+/* the same */
+static int link_connect(Link *link, int timeout_ms) {
+	struct shmb_client_info info = { .struct_size = sizeof(info) };
+	LinkSession *session;
+	int fd, r;
+
+	r = session_new(&session, link, timeout_ms);
+	if (r)
+		return r;
+	r = shmb_client_get_info(session->client, &info);
 	fd = r ? r : shmb_client_get_fd(session->client);
 	if (fd >= 0)
 		link->readable = event_new(link->base, fd, EV_READ | EV_PERSIST, on_readable, link);

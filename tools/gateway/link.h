@@ -43,6 +43,12 @@ const char *link_why(const Link *link);
  */
 bool link_lost(Link *link, int result);
 
+/*
+ * A session of its own for one request that may take longer than a call may wait: the broker drops what it has not done
+ * when link_session_unref() ends the session. Returns 0, a refusal, SHMB_E_AGAIN when it cannot be reached, or -ENOMEM.
+ */
+int link_apart(const Link *link, LinkSession **ret);
+
 LinkSession *link_session_ref(LinkSession *session);
 /* NULL is fine; always returns NULL */
 LinkSession *link_session_unref(LinkSession *session);
