@@ -115,8 +115,11 @@ static void store_many(unsigned n) {
 		while ((r = notify_store("many", &fd, 1)) == -EAGAIN)
 			(void)sched_yield();
 	}
-	while (!r && (r = notify_barrier(&barrier)) == -EAGAIN)
-		(void)sched_yield();
+	if (!r) {
+		/* the supervisor may not have made room yet */
+		while ((r = notify_barrier(&barrier)) == -EAGAIN)
+			(void)sched_yield();
+	}
 	(void)close(fd);
 	if (!r) {
 		poll_fd.fd = barrier;
