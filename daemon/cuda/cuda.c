@@ -26,6 +26,7 @@ int cuda_new(Cuda **ret, Loop *loop, const Config *config) {
 	cuda->loop = loop;
 	cuda->config = config;
 	list_init(&cuda->gpus);
+	list_init(&cuda->waiting);
 	*ret = cuda;
 	return 0;
 }
@@ -33,6 +34,8 @@ int cuda_new(Cuda **ret, Loop *loop, const Config *config) {
 Cuda *cuda_free(Cuda *cuda) {
 	if (!cuda)
 		return NULL;
+	for (ListLink *link; (link = list_first(&cuda->waiting));)
+		gpu_cancel(container_of(link, CudaCheck, link));
 	for (ListLink *link; (link = list_first(&cuda->gpus));)
 		gpu_free(container_of(link, Gpu, link));
 	free(cuda);
@@ -119,6 +122,10 @@ static int start_check(Cuda *cuda, CudaCheck *check) {
 		r = cuda_check_probe(cuda, check);
 	if (r)
 		return r;
+	if (!cuda_has_seen(cuda, check->device) && !gpu_find(cuda, check->device)) {
+		gpu_wait(cuda, check);
+		return CUDA_PENDING;
+	}
 	gpu = gpu_get(cuda, check->device);
 	if (!gpu)
 		return -ENOMEM;

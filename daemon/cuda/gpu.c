@@ -133,6 +133,8 @@ static void gpu_end_start(Gpu *gpu) {
 	if (cuda->finder != gpu)
 		return;
 	cuda->finder = NULL;
+	list_for_each (link, &cuda->waiting)
+		loop_timer_set(cuda->loop, &container_of(link, CudaCheck, link)->timer, loop_now(cuda->loop));
 	list_for_each (link, &cuda->gpus) {
 		Gpu *other = container_of(link, Gpu, link);
 
@@ -406,14 +408,21 @@ static bool is_unused(const Gpu *gpu) {
 	       list_is_empty(&gpu->queue);
 }
 
-Gpu *gpu_get(Cuda *cuda, const uint8_t uuid[16]) {
-	Gpu *gpu;
-
+Gpu *gpu_find(const Cuda *cuda, const uint8_t uuid[16]) {
 	list_for_each (link, &cuda->gpus) {
-		gpu = container_of(link, Gpu, link);
+		Gpu *gpu = container_of(link, Gpu, link);
+
 		if (!memcmp(gpu->uuid, uuid, sizeof(gpu->uuid)))
 			return gpu;
 	}
+	return NULL;
+}
+
+Gpu *gpu_get(Cuda *cuda, const uint8_t uuid[16]) {
+	Gpu *gpu = gpu_find(cuda, uuid);
+
+	if (gpu)
+		return gpu;
 	list_for_each (link, &cuda->gpus) {
 		gpu = container_of(link, Gpu, link);
 		if (cuda->n_gpus >= GPU_UNSEEN_MAX && is_unused(gpu))
@@ -474,12 +483,43 @@ void gpu_queue(Gpu *gpu, CudaCheck *check) {
 	loop_timer_set(gpu->cuda->loop, &check->timer, loop_now(gpu->cuda->loop));
 }
 
+/* once nobody looks for another GPU, this one is looked for, unless what was seen meanwhile is the answer */
+static void on_wait(LoopTimer *timer) {
+	CudaCheck *check = container_of(timer, CudaCheck, timer);
+	Cuda *cuda = check->cuda;
+	Gpu *gpu;
+	int r;
+
+	if (cuda->finder && memcmp(cuda->finder->uuid, check->device, sizeof(check->device)) != 0)
+		return;
+	r = cuda_check_probe(cuda, check);
+	gpu = r ? NULL : gpu_get(cuda, check->device);
+	if (!gpu) {
+		check_finish(check, r ?: -ENOMEM);
+		return;
+	}
+	list_remove(&check->link);
+	check->helper = gpu;
+	list_append(&gpu->queue, &check->link);
+	gpu->n_users++;
+	gpu_pump(gpu);
+	gpu->n_users--;
+}
+
+void gpu_wait(Cuda *cuda, CudaCheck *check) {
+	check->cuda = cuda;
+	check->helper = NULL;
+	check->timer = (LoopTimer){ .on_time = on_wait };
+	list_append(&cuda->waiting, &check->link);
+	loop_timer_set(cuda->loop, &check->timer, loop_now(cuda->loop));
+}
+
 void gpu_cancel(CudaCheck *check) {
 	Gpu *gpu = check->helper;
 
 	list_remove(&check->link);
 	loop_timer_unlink(&check->timer);
-	if (gpu->current == check)
+	if (gpu && gpu->current == check)
 		gpu->current = NULL;
 	check->cuda = NULL;
 	check->helper = NULL;

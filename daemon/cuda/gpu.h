@@ -12,7 +12,8 @@
  * Users take turns, and whoever offers memory over which helpers fail GPU_FAILURES_MAX times within a minute is refused
  * for the rest of it, so that nobody's memory keeps others waiting for long; so is everybody when helpers fail that often
  * before they have looked at anything, or GPU_FAILURES_ALL times in all. Of GPUs that no helper has seen yet, one at a
- * time gets a helper: nobody uses them all up by UUIDs that are none.
+ * time gets a helper, and what that sees is the answer for the others: until then their checks are in Cuda.waiting, where
+ * they cost nothing but themselves. So nobody uses up helpers, or what is remembered of GPUs, by UUIDs that are none.
  */
 
 #include "cuda/cause.h"
@@ -69,7 +70,8 @@ struct Cuda {
 	char probe_text[WIRE_TEXT_MAX];
 	uint32_t n_devices;
 	uint8_t devices[HELPER_DEVICES_MAX][16];
-	Gpu *finder; /* whose helper starts although nobody has seen that GPU yet; NULL for none */
+	Gpu *finder;  /* whose helper starts although nobody has seen that GPU yet; NULL for none */
+	List waiting; /* CudaCheck.link, of other such GPUs, oldest first */
 };
 
 /* Is @uuid one of the GPUs that a helper has seen last, however long ago? */
@@ -77,11 +79,15 @@ bool cuda_has_seen(const Cuda *cuda, const uint8_t uuid[16]);
 /* What a helper has seen a moment ago: 0 where that says nothing against @check, else as cuda_check_start() answers. */
 int cuda_check_probe(const Cuda *cuda, CudaCheck *check);
 
-/* The Gpu with a UUID, made where there is none. Returns NULL without memory or when there are too many. */
+/* The Gpu with a UUID, NULL where there is none. */
+Gpu *gpu_find(const Cuda *cuda, const uint8_t uuid[16]);
+/* The same, made where there is none. Returns NULL without memory or when there are too many. */
 Gpu *gpu_get(Cuda *cuda, const uint8_t uuid[16]);
 Gpu *gpu_free(Gpu *gpu);
 /* Takes a check; it is answered by on_done, from the loop and not before this returns. */
 void gpu_queue(Gpu *gpu, CudaCheck *check);
+/* The same for a GPU that no helper has seen and that there is no Gpu of. */
+void gpu_wait(Cuda *cuda, CudaCheck *check);
 void gpu_cancel(CudaCheck *check);
 /* The helper with that number, of any GPU, or NULL. */
 CudaProcess *gpu_find_process(Cuda *cuda, uint32_t number);

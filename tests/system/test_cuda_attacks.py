@@ -71,6 +71,37 @@ def test_uuids_that_are_none_do_not_use_up_the_helpers(there):
     end_helpers(broker)
 
 
+def test_uuids_that_are_none_keep_no_gpu_out(there):
+    """Beyond 32 that waited, the first memory of a GPU that is one was refused until a helper had answered."""
+    there.inject(f"cuInit delay=1000 comm={HELPER_COMM}")
+    broker = there.broker(start_timeout="60min", operation_timeout="60min")
+    attacker, owner, admin = there.peer(broker, OTHER), there.peer(broker, OWNER), broker.peer(ADMIN)
+    n = LIMIT["BATCH_MAX"]
+    attacker.start("register_many", [cuda_entry(f"x{i}", 8192, b"h" * 64, device=bytes([i + 1]) * 16) for i in range(n)], [])
+    until(lambda: admin.stats()["held_messages"] or "GPU memory is refused" in broker.log(), admin.stats)
+    owner.offer_ipc("good")
+    assert {result["text"].decode().split(" ", 1)[1][:24] for result in attacker.finish()} == {"is not a GPU that this b"}
+    assert len(there.log("cuInit", comm=HELPER_COMM)) < 6
+    end_helpers(broker)
+
+
+def test_a_session_that_ends_while_it_waits_leaves_nothing(there):
+    """Whatever waits for a helper that looks for another GPU goes with who asked for it."""
+    there.inject(f"cuInit hang comm={HELPER_COMM}")
+    broker = there.broker(start_timeout="60min")
+    first, other, admin = there.peer(broker, OWNER), there.peer(broker, OTHER), broker.peer(ADMIN)
+    first.start("register_cuda", "x", 8192, b"h" * 64, device=NO_GPU)
+    the_helper(broker)
+    other.start("register_many", [cuda_entry(f"x{i}", 8192, b"h" * 64, device=bytes([i + 32]) * 16) for i in range(8)], [])
+    until(lambda: admin.stats()["held_messages"] == 2, admin.stats)
+    other.kill()
+    until(lambda: admin.stats()["held_messages"] == 1, admin.stats)
+    first.kill()
+    until(lambda: admin.stats()["held_messages"] == 0, admin.stats)
+    there.inject()
+    end_helpers(broker)
+
+
 def test_those_that_wait_go_on_when_the_helper_that_looks_dies(there):
     """A GPU that no helper has seen waits for what the helper of another such GPU finds, and not for ever."""
     there.inject(f"cuInit hang comm={HELPER_COMM}")
