@@ -41,7 +41,7 @@ int main(void) {
 	frame_pause("registered");
 
 	begin = frame_now();
-	frame_check("retire", shmb_region_retire(region, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, 10000));
+	frame_check("retire", shmb_region_retire(region, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, 60000));
 	(void)frame_step("owner", "retire", begin, "no lease was left: gone");
 	(void)shmb_region_free(region);
 	(void)shmb_client_free(client);

@@ -119,7 +119,7 @@ int main(int argc, char **argv) {
 		pthread_barrier_wait(&step);
 		pthread_barrier_wait(&step);
 		/* every lease was counted, or it would wait */
-		check(!library.region_retire(region, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, 10000));
+		check(!library.region_retire(region, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, 60000));
 		library.region_free(region);
 		library.client_free(client);
 		check(!dlclose(library.loaded));

@@ -31,7 +31,7 @@
 #define LETTERS 4
 #define SAY_EVERY 100
 #define SUICIDE_ONE_IN 3000
-#define DEAD_WITHIN_S 20
+#define DEAD_WITHIN_S 60
 
 /* what workers share beside the pool */
 typedef struct Mail {

@@ -19,7 +19,7 @@
 #include "shmbroker.h"
 
 #define BROKERS_MAX 32
-#define START_DEADLINE_NS UINT64_C(30000000000)
+#define START_DEADLINE_NS UINT64_C(60000000000)
 #define LOG_MAX 4096
 #define NAME_SOCKET "shmbroker.sock"
 #define NAME_CONFIG "shmbroker.conf"

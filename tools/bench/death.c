@@ -40,7 +40,7 @@
 #define HELD_REGIONS 1000
 #define HELD_REGIONS_QUICK 10
 #define WINDOW_SIZE 4096
-#define DEADLINE_NS UINT64_C(10000000000)
+#define DEADLINE_NS UINT64_C(60000000000)
 #define RETIRE_TIMEOUT_MS 10000
 #define CLIENT_FDS 64
 #define CONFIG "shared_uid = yes\nfair_share = no\n[quota]\nregions = unlimited\nmaps = unlimited\nfds = unlimited\n"

@@ -41,7 +41,7 @@
 #define EXTRA "bench.extra"
 #define SERVICE "/inference.GRPCInferenceService/SystemSharedMemory"
 #define BODY_MAX 65536
-#define START_DEADLINE_NS UINT64_C(30000000000)
+#define START_DEADLINE_NS UINT64_C(60000000000)
 #define N_OPERATIONS 3
 #define N_DOORS 3
 

@@ -20,7 +20,7 @@
 #include "wire/fd.h"
 
 #define CLOSE_POLL_NS 20000
-#define CLOSE_DEADLINE_NS UINT64_C(10000000000)
+#define CLOSE_DEADLINE_NS UINT64_C(60000000000)
 
 /* ---- connections ---- */
 

@@ -20,7 +20,7 @@
 
 #define WINDOW_REST (UINT32_MAX - 1)
 #define WINDOW_END UINT32_MAX
-#define DEADLINE_NS UINT64_C(30000000000)
+#define DEADLINE_NS UINT64_C(60000000000)
 #define POLL_NS 20000
 
 /* memory of both processes; what is not atomic belongs to the consumer until it has seen the next window */
