@@ -26,7 +26,7 @@ def start(loop):
     brokers, directories = [], []
 
     def start_one(kind=Broker, **how):
-        directories.append(tempfile.TemporaryDirectory(prefix="shmb"))
+        directories.append(tempfile.TemporaryDirectory(prefix="shmb", ignore_cleanup_errors=True))
         brokers.append(kind(pathlib.Path(directories[-1].name), loop, **how))
         return brokers[-1]
 

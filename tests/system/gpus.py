@@ -312,7 +312,8 @@ class Helper:
 def parent_of(pid):
     """The parent of a process that runs, or None; one that nobody has waited for does not run any more."""
     try:
-        state, parent = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        # names of programs are any bytes
+        state, parent = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if state in "ZX" else int(parent)

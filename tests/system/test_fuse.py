@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An fd on a FUSE file whose server never answers: one fstat or close of it would hang whoever does that for ever."""
 
+import os
+import pathlib
+import tempfile
+
 import pytest
 from broker import ADMIN, CONSUMER, OTHER, OWNER, ROOT, until
 from fuse import Mount
@@ -8,17 +12,18 @@ from protocol_client import READ, Refused
 
 
 @pytest.fixture
-def mount(tmp_path):
+def mount():
     """The mount; it is ended before the broker's teardown, which waits for what hangs."""
     if not ROOT:
         pytest.skip("needs root: it mounts a file system")
-    directory = tmp_path / "m"
-    directory.mkdir()
-    for parent in [directory, *directory.parents][:4]:
-        parent.chmod(parent.stat().st_mode | 0o755)
-    mounted = Mount(directory)
-    yield mounted
-    mounted.end()
+    # where other uids reach it
+    with tempfile.TemporaryDirectory(prefix="shmb") as place:
+        os.chmod(place, 0o755)
+        directory = pathlib.Path(place) / "m"
+        directory.mkdir()
+        mounted = Mount(directory)
+        yield mounted
+        mounted.end()
 
 
 def test_fd_of_a_file_system_that_never_answers(broker, mount):

@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import tempfile
 
 import pytest
 
@@ -19,7 +20,8 @@ def parents():
     """(pid, parent, state) of all processes."""
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            fields = (entry / "stat").read_text().rpartition(") ")[2].split()
+            # names of programs are any bytes
+            fields = (entry / "stat").read_text(errors="replace").rpartition(") ")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         yield int(entry.name), int(fields[1]), fields[0]
@@ -101,22 +103,21 @@ class Supervised:
 
 
 @pytest.fixture
-def supervise(tmp_path_factory, loop):
+def supervise(loop):
     """Starts supervisors."""
-    started = []
+    started, directories = [], []
 
     def start(*options, **how):
-        # a path that other uids reach
-        directory = tmp_path_factory.mktemp("s")
-        for place in directory.parents:
-            if place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o001:
-                place.chmod(place.stat().st_mode | 0o111)
-        started.append(Supervised(directory, loop, *options, **how))
+        # not in pytest's own place, which it closes to other uids again whenever it is started
+        directories.append(tempfile.TemporaryDirectory(prefix="shmb", ignore_cleanup_errors=True))
+        started.append(Supervised(pathlib.Path(directories[-1].name), loop, *options, **how))
         return started[-1]
 
     yield start
     for one in started:
         one.clean()
+    for directory in directories:
+        directory.cleanup()
 
 
 def test_a_broker_that_dies_comes_back(supervise):
