@@ -76,8 +76,8 @@ class Supervised:
         def ask():
             try:
                 peer = Peer(self, OWNER)
-            except (ConnectionError, Disconnected, EOFError, FileNotFoundError):
-                # also from one that was killed while its socket is still there
+            except (ConnectionError, Disconnected, EOFError, FileNotFoundError, PermissionError):
+                # also from one that was killed while its socket is still there; and between bind() and chmod() nobody may
                 return False
             peer.ping()
             peer.kill()
