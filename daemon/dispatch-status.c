@@ -122,6 +122,8 @@ static bool status_write(Request *request, const Region *region, Holders *holder
 		return false;
 	if (region->object && region->object->cuda)
 		memcpy(entry.device.bytes, region->object->cuda->record.device, sizeof(entry.device.bytes));
+	else if (!region->object)
+		memcpy(entry.device.bytes, region->pinned_device, sizeof(entry.device.bytes));
 	if (visible)
 		memcpy(entry.comm.bytes, region->identity->comm, sizeof(entry.comm.bytes));
 	wire_write(&request->reply, &entry, sizeof(entry));

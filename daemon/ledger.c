@@ -485,6 +485,7 @@ void ledger_set_region_state(Ledger *ledger, const Region *region) {
 		return;
 	kill_point();
 	at->pinned = region->pinned;
+	memcpy(at->pinned_device, region->pinned_device, sizeof(at->pinned_device));
 	kill_point();
 	at->state = region->state;
 	kill_point();

@@ -20,7 +20,7 @@
 #include "wire/protocol.h"
 
 #define LEDGER_MAGIC UINT64_C(0x6764656c706d6873) /* "shmpledg" */
-#define LEDGER_VERSION 6
+#define LEDGER_VERSION 7
 #define LEDGER_SERIALS 64
 #define LEDGER_CONTAINER_SIZE 64
 #define LEDGER_NONE UINT32_MAX /* an index of no record */
@@ -124,6 +124,7 @@ typedef struct LedgerRegion {
 	uint64_t retired_serial;
 	uint64_t born_ns; /* CLOCK_MONOTONIC */
 	uint64_t pinned;  /* bytes of GPU memory that its holders keep, once revoked */
+	uint8_t pinned_device[16];
 	uint16_t asked_index;
 	uint16_t retired_index;
 	uint32_t object; /* index, LEDGER_NONE once revoked */

@@ -342,7 +342,10 @@ Region *region_restore(Broker *broker, uint32_t slot, Object *object, Session *o
 	region->owner_session = at->owner_session;
 	region->owner_number = at->owner_number;
 	region->born_ns = at->born_ns;
-	region->pinned = object ? 0 : at->pinned;
+	if (!object) {
+		region->pinned = at->pinned;
+		memcpy(region->pinned_device, at->pinned_device, sizeof(region->pinned_device));
+	}
 	if (object) {
 		region->object = object_ref(object);
 		region_link(region, owner);

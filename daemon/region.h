@@ -33,9 +33,9 @@ struct Region {
 	uint64_t offset; /* bytes into the object, any alignment */
 	uint64_t size;	 /* bytes */
 	uint64_t born_ns;
-	Object *object; /* NULL once revoked */
-	uint64_t
-		pinned; /* bytes of GPU memory that holders of a revoked region keep, which nobody can take from them */
+	Object *object;	 /* NULL once revoked */
+	uint64_t pinned; /* bytes of GPU memory that holders of a revoked region keep, which cannot be taken back */
+	uint8_t pinned_device[16]; /* the UUID of that GPU */
 	ListLink object_link;
 	Session *owner;	     /* NULL when kept, and once its session is over */
 	ListLink owner_link; /* in Session.regions; not linked when kept */

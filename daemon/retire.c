@@ -6,6 +6,7 @@
  */
 
 #include <stdio.h>
+#include <string.h>
 
 #include "broker.h"
 #include "event.h"
@@ -84,7 +85,10 @@ static uint64_t region_revoke(Region *region, uint32_t mode, char *why) {
 			  (unsigned long long)region->size, region->name, why[0] ? ": " : "", why);
 	}
 	registry_unname(&broker->registry, region);
-	region->pinned = region->object->cuda ? region->object->size : 0;
+	if (region->object->cuda) {
+		region->pinned = region->object->size;
+		memcpy(region->pinned_device, region->object->cuda->record.device, sizeof(region->pinned_device));
+	}
 	region_set_state(region, WIRE_STATE_REVOKED);
 	registry_gone(&broker->registry);
 	broker->stats.revoked++;

@@ -240,6 +240,7 @@ def test_status_of_gpu_memory(start):
     ctl.run("unregister", "--force", "kv")
     region = ctl.region("kv")
     assert (region["state"], region["object_size"], region["leases"]) == ("revoked", 1 << 21, 1)
+    assert region["device"] == expected["device"]
 
 
 def test_status_of_one_name_and_of_a_prefix(ctl):

@@ -177,15 +177,16 @@ def test_force_cannot_recall_what_is_mapped(gpus):
 
 @pytest.mark.parametrize("kind", ["ipc", "vmm"])
 def test_what_a_holder_keeps_is_known_after_a_restart(gpus, kind):
-    """Status said 0 bytes of a region that had been revoked before the broker died."""
+    """Status said 0 bytes of a region that had been revoked before the broker died, and of no GPU."""
     fake = gpus(broker={"kind": LastingBroker})
     owner, consumer, admin = fake.client(), fake.client(uid=CONSUMER), fake.broker.peer(ADMIN)
     region = owner.cuda_alloc("x", 2 * MIB2) if kind == "vmm" else owner.export("x", owner.alloc(2 * MIB2), MIB2)
-    lease = consumer.get("x")
+    lease, device = consumer.get("x"), one(admin, "x")["device"]
     owner.do("retire", region.id, FORCE | WAIT, 60000)
     for _ in range(3):
         entry = one(admin, "x")
         assert (entry["state"], entry["object_size"], entry["leases"]) == (STATE["REVOKED"], 2 * MIB2, 1)
+        assert entry["device"] == device == lease.uuid
         fake.broker.kill()
         admin.resume()
     with failed("REVOKED"):
