@@ -415,6 +415,12 @@ struct shmb_cuda_handle {
 /* Offers memory of another process, by a handle that it was given: for gateways. Needs no GPU. As shmb_region_adopt(). */
 int shmb_cuda_adopt(struct shmb_client *client, const char *name, const struct shmb_cuda_handle *handle,
 		    const struct shmb_region_options *options, struct shmb_region **ret);
+/*
+ * The same by an fd of cuMemExportToShareableHandle(), which is borrowed. Of @handle the UUID, the size of the allocation,
+ * which must be there, offset and size are used.
+ */
+int shmb_cuda_adopt_fd(struct shmb_client *client, const char *name, int fd, const struct shmb_cuda_handle *handle,
+		       const struct shmb_region_options *options, struct shmb_region **ret);
 
 /*
  * Gives a lease back when all that @stream has been given is done, without waiting: for work on the memory that still

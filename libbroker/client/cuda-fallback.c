@@ -98,6 +98,17 @@ int shmb_cuda_adopt(struct shmb_client *client, const char *name, const struct s
 	return refuse();
 }
 
+int shmb_cuda_adopt_fd(struct shmb_client *client, const char *name, int fd, const struct shmb_cuda_handle *handle,
+		       const struct shmb_region_options *options, struct shmb_region **ret) {
+	(void)client;
+	(void)name;
+	(void)fd;
+	(void)handle;
+	(void)options;
+	(void)ret;
+	return refuse();
+}
+
 int shmb_cuda_publish(struct shmb_region *region, void *stream) {
 	(void)region;
 	(void)stream;

@@ -3,6 +3,7 @@
 /* What an owner offers: memory that it has allocated itself, memory that the library allocates, handles of others. */
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -360,8 +361,11 @@ int shmb_cuda_alloc(struct shmb_client *client, const char *name, uint64_t size,
 	return region_adopt_cuda(client, name, 0, size, options, owned, fd, ret);
 }
 
-int shmb_cuda_adopt(struct shmb_client *client, const char *name, const struct shmb_cuda_handle *handle,
-		    const struct shmb_region_options *options, struct shmb_region **ret) {
+/* ---- memory of others ---- */
+
+/* @ret_asked is what the caller knows of the struct */
+static int owned_of_handle(const struct shmb_client *client, const struct shmb_cuda_handle *handle, uint8_t kind,
+			   struct shmb_cuda_handle *ret_asked, CudaOwned **ret) {
 	struct shmb_cuda_handle asked = {};
 	CudaOwned *owned;
 
@@ -373,15 +377,42 @@ int shmb_cuda_adopt(struct shmb_client *client, const char *name, const struct s
 	owned = owned_new();
 	if (!owned)
 		return error_plain(-ENOMEM);
-	owned->offer = (CudaOffer){
-		.kind = WIRE_KIND_CUDA_IPC,
-		.object_size = asked.allocation_size,
-		.owner_pid = asked.owner_pid,
-		.owner_pid_namespace = asked.owner_pid_namespace,
-	};
+	owned->offer = (CudaOffer){ .kind = kind, .object_size = asked.allocation_size };
 	memcpy(owned->offer.device, asked.device_uuid, sizeof(owned->offer.device));
+	*ret_asked = asked;
+	*ret = owned;
+	return 0;
+}
+
+int shmb_cuda_adopt(struct shmb_client *client, const char *name, const struct shmb_cuda_handle *handle,
+		    const struct shmb_region_options *options, struct shmb_region **ret) {
+	struct shmb_cuda_handle asked;
+	CudaOwned *owned;
+	int r = owned_of_handle(client, handle, WIRE_KIND_CUDA_IPC, &asked, &owned);
+
+	if (r)
+		return r;
+	owned->offer.owner_pid = asked.owner_pid;
+	owned->offer.owner_pid_namespace = asked.owner_pid_namespace;
 	memcpy(owned->offer.handle, asked.handle, sizeof(owned->offer.handle));
 	return region_adopt_cuda(client, name, asked.offset, asked.size, options, owned, -EBADF, ret);
+}
+
+int shmb_cuda_adopt_fd(struct shmb_client *client, const char *name, int fd, const struct shmb_cuda_handle *handle,
+		       const struct shmb_region_options *options, struct shmb_region **ret) {
+	struct shmb_cuda_handle asked;
+	CudaOwned *owned;
+	int r = owned_of_handle(client, handle, WIRE_KIND_CUDA_VMM, &asked, &owned), own;
+
+	if (r)
+		return r;
+	own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (own < 0) {
+		r = error_plain(errno == EBADF ? SHMB_E_BAD_FD : -errno);
+		cuda_owned_free(owned);
+		return r;
+	}
+	return region_adopt_cuda(client, name, asked.offset, asked.size, options, owned, own, ret);
 }
 
 /* ---- publish ---- */

@@ -245,6 +245,21 @@ static void from_hex(uint8_t *ret, size_t size, const char *text) {
 	}
 }
 
+/* NAME UUID FD ALLOCATION OFFSET SIZE FLAGS */
+static void do_adopt_fd(void) {
+	struct shmb_region_options options = { .struct_size = sizeof(options), .flags = (uint32_t)number(7) };
+	struct shmb_cuda_handle handle = {
+		.struct_size = sizeof(handle),
+		.allocation_size = number(4),
+		.offset = number(5),
+		.size = number(6),
+	};
+	struct shmb_region *region = NULL;
+
+	from_hex(handle.device_uuid, sizeof(handle.device_uuid), word(2));
+	say_region(shmb_cuda_adopt_fd(client, word(1), atoi(word(3)), &handle, &options, &region), &region);
+}
+
 /* NAME UUID HANDLE ALLOCATION OFFSET SIZE PID NAMESPACE */
 static void do_adopt(void) {
 	struct shmb_cuda_handle handle = {
@@ -401,6 +416,7 @@ static const struct {
 	void (*function)(void);
 } commands[] = {
 	{ "adopt", do_adopt },
+	{ "adopt_fd", do_adopt_fd },
 	{ "alloc", do_alloc },
 	{ "client", do_client },
 	{ "context", do_context },

@@ -365,6 +365,42 @@ def test_memory_that_cannot_be_offered(gpus):
     balanced(fake, consumer, owner)
 
 
+@pytest.mark.parametrize("mode", ["relay", "validate"])
+def test_memory_is_offered_by_an_fd(gpus, mode):
+    """By who has the fd alone, and no pointer: a window, for reading where that is said."""
+    fake = gpus(mode=mode)
+    owner, consumer, admin = fake.client(), fake.client(uid=CONSUMER), fake.broker.peer(ADMIN)
+    made = owner.cuda_alloc("whole", 2 * MIB2)
+    owner.fill(made.data + 4096, 0x33, 8)
+    uuid = one(admin, "whole")["device"].hex()
+
+    def adopt(name, fd=made.fd, device=uuid, allocation=2 * MIB2, offset=4096, size=4096, flags=0):
+        owner.do("adopt_fd", name, device, fd, allocation, offset, size, flags)
+
+    adopt("window")
+    adopt("read", flags=READ_ONLY)
+    entry = one(admin, "window")
+    assert (entry["kind"], entry["offset"], entry["size"], entry["object_size"]) == (
+        NUMBERS["KIND"]["CUDA_VMM"], 4096, 4096, 2 * MIB2)
+    lease = consumer.get("window", access=WRITE)
+    assert lease.memory == GPU and lease.uuid.hex() == uuid and consumer.read(lease.address) == b"\x33" * 4
+    consumer.fill(lease.address, 0x44, 8)
+    assert owner.read(made.data + 4096) == b"\x44" * 4
+    consumer.release(lease)
+    with failed("ACCESS"):
+        consumer.get("read", access=WRITE)
+    consumer.release(consumer.get("read"))
+    for code, how in (("BAD_FD", {"fd": 9999}), ("BAD_FD", {"fd": -1}), ("OUT_OF_BOUNDS", {"allocation": 0}),
+                      ("OUT_OF_BOUNDS", {"offset": 2 * MIB2}), ("OUT_OF_BOUNDS", {"size": 0}), ("NO_DEVICE", {"device": "00" * 16})):
+        with failed(code):
+            adopt("bad", **how)
+    if mode == "validate":
+        with failed("OUT_OF_BOUNDS", "the allocation has not the 8388608 bytes that are claimed"):
+            adopt("bad", allocation=4 * MIB2)
+    assert sorted(entry["name"] for entry in admin.status()) == [b"read", b"whole", b"window"]
+    balanced(fake, consumer, owner)
+
+
 def test_what_an_owner_says_is_checked_when_it_is_opened(gpus):
     """The broker relays: sizes, devices and handles that are lies are found by whoever opens them."""
     fake = gpus(DEVICES="2", answers={"U4": "1"})
