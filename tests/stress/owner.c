@@ -17,8 +17,8 @@
 
 #define WORDS (STRESS_WINDOW_SIZE / sizeof(uint64_t))
 #define STUCK_MS 20000
-#define CONTROL_STUCK_MS 300 /* without a barrier wake-ups are lost, too */
-#define LAZY_MS 5	     /* a name that is in use all the time may never be idle: then strictly */
+#define CONTROL_STUCK_MS 2000 /* without a barrier wake-ups are lost, too */
+#define LAZY_MS 5	      /* a name that is in use all the time may never be idle: then strictly */
 #define BATCH 4
 #define USED_ROUNDS 8	  /* time to be used by others, too */
 #define UNUSED_ROUNDS 400 /* what no consumer cares for is retired in the end */
