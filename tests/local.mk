@@ -92,6 +92,7 @@ EXTRA_DIST += $(python_files)
 
 gateway_files = \
 	tests/gateway/browser.py \
+	tests/gateway/bystander.py \
 	tests/gateway/conftest.py \
 	tests/gateway/frames.py \
 	tests/gateway/full_shape.proto \

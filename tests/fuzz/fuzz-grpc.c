@@ -84,6 +84,11 @@ static void on_cancel(void *userdata, GrpcCall *call) {
 	REQUIRE(!"a call was cancelled that was not handed over");
 }
 
+static void run(GrpcSession *session, uint64_t now) {
+	while (grpc_session_run(session, now))
+		;
+}
+
 static bool drain(GrpcSession *session, uint64_t now) {
 	const uint8_t *data;
 	size_t size;
@@ -93,6 +98,7 @@ static bool drain(GrpcSession *session, uint64_t now) {
 		alive = grpc_session_output(session, &data, &size);
 		if (size > 0)
 			grpc_session_sent(session, size, now);
+		run(session, now);
 	} while (size > 0);
 	return alive;
 }
@@ -125,6 +131,7 @@ static bool take_input(const uint8_t *data, size_t size) {
 			answer(owner.calls[--owner.n_calls]);
 		alive = grpc_session_receive(session, bytes, n, now);
 		free(bytes);
+		run(session, now);
 		REQUIRE(budget.used <= budget.limit);
 		data += n;
 		size -= n;

@@ -138,13 +138,15 @@ static Http *door(struct event_base **ret_base) {
 	static const ListenSet nowhere = {};
 	static struct event_base *base;
 	static Access *access_rules;
+	static Turns turns;
 	static Core core;
 	static Http *http;
 
 	if (!http) {
 		base = event_base_new();
-		REQUIRE(base && !access_new(&access_rules, "", ""));
-		REQUIRE(!http_new(&http, base, &options, access_rules, &core, &budget, &nowhere, "http", NULL, NULL));
+		REQUIRE(base && !access_new(&access_rules, "", "") && !turns_init(&turns, base));
+		REQUIRE(!http_new(&http, base, &options, access_rules, &core, &budget, &turns, &nowhere, "http", NULL,
+				  NULL));
 	}
 	*ret_base = base;
 	return http;

@@ -1,48 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gRPC door with peers that mean harm. Each ends, the gateway stays small, and a client beside them is served.
 
-What that client waits for is printed (pytest -s), with and without the peer; it is not judged, since the peer takes the
-processor, too.
+What that client waits for is printed (pytest -s), with and without the peer.
 """
 
 import contextlib
 import gzip
-import json
 import select
 import socket
-import statistics
 import struct
-import subprocess
-import sys
 import time
 
 import pytest
 from conftest import DEADLINE, until
 
 import frames
+from bystander import GRPC, beside
 from frames import (ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, INITIAL_WINDOW_SIZE, PING, RST_STREAM,
                     SETTINGS, WINDOW_UPDATE)
 
 SERVICE = "/inference.GRPCInferenceService/"
 LIVE, STATUS = SERVICE + "ServerLive", SERVICE + "SystemSharedMemoryStatus"
 PROTOCOL_ERROR, ENHANCE_YOUR_CALM = 1, 11
-
-BYSTANDER = """if True:
-    import json, sys, threading, time
-    import tritonclient.grpc
-    latencies, ended = [], threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    with tritonclient.grpc.InferenceServerClient(sys.argv[1]) as client:
-        while not ended.is_set():
-            begun = time.monotonic()
-            assert client.is_server_live(client_timeout=60)
-            latencies.append((begun, time.monotonic() - begun))
-            if len(latencies) == 100:
-                print("ready", flush=True)
-            ended.wait(0.002)
-    print(json.dumps(latencies))
-"""
-
 
 @pytest.fixture
 def options():
@@ -53,23 +32,8 @@ def options():
 @pytest.fixture
 def bystander(gateway, request):
     """Another client, whose calls all succeed; and the gateway is small in the end."""
-    with subprocess.Popen([sys.executable, "-c", BYSTANDER, gateway.grpc], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as process:
-        try:
-            assert process.stdout.readline() == "ready\n"
-            attacked = time.monotonic()
-            yield process
-            output, _ = process.communicate(timeout=DEADLINE)
-        finally:
-            process.kill()
-    assert process.returncode == 0
-    latencies = json.loads(output)
-    for what, part in (("calm", [took for begun, took in latencies if begun < attacked]),
-                       ("attack", [took for begun, took in latencies if begun >= attacked])):
-        if len(part) > 1:
-            worst = statistics.quantiles(part, n=100)[98]
-            print(f"{request.node.name}: {what}: {len(part)} calls, median {statistics.median(part) * 1e6:.0f} us, "
-                  f"p99 {worst * 1e6:.0f} us, longest {max(part) * 1e6:.0f} us")
+    with beside(request.node.name, GRPC, gateway.grpc):
+        yield
     gateway.check_memory()
     assert gateway.process.poll() is None
 

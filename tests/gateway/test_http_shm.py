@@ -121,7 +121,7 @@ def test_what_is_no_json(gateway, body, text, offset):
 
 
 def test_nesting_is_bounded(gateway):
-    reply = gateway.region("system", "x", "register", b"[" * 100000)
+    reply = gateway.region("system", "x", "register", b"[" * 60000)
     assert reply.status == 500
     assert reply.error.startswith("failed to parse the request JSON buffer: The document is nested too deeply.")
 

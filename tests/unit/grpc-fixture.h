@@ -213,6 +213,12 @@ static ssize_t client_read(nghttp2_session *http2, int32_t stream, uint8_t *buff
 	return (ssize_t)n;
 }
 
+/* what is complete is answered */
+static inline void run(Fixture *f) {
+	while (grpc_session_run(f->session, f->now))
+		;
+}
+
 static bool pump_once(Fixture *f) {
 	const uint8_t *data;
 	bool moved = false;
@@ -224,6 +230,7 @@ static bool pump_once(Fixture *f) {
 		moved = true;
 		if (!grpc_session_receive(f->session, data, (size_t)n, f->now))
 			break;
+		run(f);
 	}
 	while (f->server_alive) {
 		f->server_alive = grpc_session_output(f->session, &data, &size);
@@ -232,6 +239,7 @@ static bool pump_once(Fixture *f) {
 		moved = true;
 		assert_int_equal(nghttp2_session_mem_recv(f->client, data, size), size);
 		grpc_session_sent(f->session, size, f->now);
+		run(f);
 	}
 	return moved;
 }

@@ -51,12 +51,14 @@ static bool attack(Fixture *f, Frames *frames, bool read) {
 	bool alive;
 
 	alive = grpc_session_receive(f->session, frames->data, frames->size, f->now);
+	run(f);
 	frames->size = 0;
 	while (read) {
 		alive = grpc_session_output(f->session, &data, &size) && alive;
 		if (size == 0)
 			break;
 		grpc_session_sent(f->session, size, f->now);
+		run(f);
 	}
 	return alive;
 }

@@ -428,6 +428,7 @@ static void test_unread_output(void **state) {
 		(void)begin(f, (Request){ 0 }, "x", 1);
 	while (grpc_session_wants_input(f->session) && (n = nghttp2_session_mem_send(f->client, &data)) > 0) {
 		assert_true(grpc_session_receive(f->session, data, (size_t)n, f->now));
+		run(f);
 		assert_true(grpc_session_output(f->session, &data, &size));
 	}
 	assert_false(grpc_session_wants_input(f->session));

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "clock.h"
 #include "core-entry.h"
 #include "core-key.h"
 
@@ -62,7 +63,7 @@ AnswerCode core_find(Core *core, const char *name, size_t max, CoreEntry **ret, 
 	LinkSession *session = link_get(core->link);
 	struct shmb_status_iter *iter;
 	const struct shmb_status *status;
-	uint64_t began = core_metrics_now();
+	uint64_t began = clock_ns();
 	CoreEntry *entries = NULL;
 	size_t left = max;
 	int r;

@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-#include <time.h>
-
 #include "core-metrics.h"
+
+#include "clock.h"
 
 static const uint32_t bounds[] = {
 #define B(_us) _us,
 	CORE_BUCKETS(B)
 #undef B
 };
-
-uint64_t core_metrics_now(void) {
-	struct timespec now;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
 
 AnswerCode core_metrics_call(CoreMetrics *metrics, CoreOperation operation, const Caller *caller, AnswerCode code) {
 	if (metrics)
@@ -24,7 +17,7 @@ AnswerCode core_metrics_call(CoreMetrics *metrics, CoreOperation operation, cons
 }
 
 void core_metrics_broker(CoreMetrics *metrics, uint64_t began) {
-	uint64_t ns = core_metrics_now() - began;
+	uint64_t ns = clock_ns() - began;
 	uint32_t i = 0;
 
 	if (!metrics)

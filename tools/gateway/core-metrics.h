@@ -52,8 +52,6 @@ typedef struct CoreMetrics {
 	uint64_t broker_ns;			   /* all of them together */
 } CoreMetrics;
 
-/* nanoseconds of the monotonic clock */
-uint64_t core_metrics_now(void);
 /* Counts an operation; returns @code. @metrics NULL counts nothing, as below. */
 AnswerCode core_metrics_call(CoreMetrics *metrics, CoreOperation operation, const Caller *caller, AnswerCode code);
 /* Counts a call of the broker that began at @began. */

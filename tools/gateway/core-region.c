@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "core-entry.h"
 #include "core-key.h"
 #include "log.h"
@@ -134,7 +135,7 @@ static AnswerCode adopt(Core *core, const Caller *caller, const char *name, int 
 		.flags = SHMB_REGION_OPT_KEEP,
 		.key = key,
 	};
-	uint64_t began = core_metrics_now();
+	uint64_t began = clock_ns();
 	struct shmb_region *region;
 	int r;
 
@@ -252,13 +253,13 @@ static AnswerCode cuda_adopt(Core *core, const Caller *caller, const char *name,
 	r = link_apart(core->link, &apart);
 	if (r)
 		return core_broker_refused(core, r, BYTES(name), answer);
-	began = core_metrics_now();
+	began = clock_ns();
 	r = shmb_cuda_adopt(apart->client, name, &handle, &options, &region);
 	core_metrics_broker(core->metrics, began);
 	if (!r) {
 		shmb_region_free(region);
 		code = ANSWER_OK;
-	} else if (r == SHMB_E_TIMED_OUT && core_metrics_now() - began >= LINK_CALL_MS * UINT64_C(1000000)) {
+	} else if (r == SHMB_E_TIMED_OUT && clock_ns() - began >= LINK_CALL_MS * UINT64_C(1000000)) {
 		(void)snprintf(why, sizeof(why), "the broker's driver took longer than %u ms", LINK_CALL_MS);
 	} else if (r == SHMB_E_TIMED_OUT || r == SHMB_E_AGAIN) {
 		(void)snprintf(why, sizeof(why), "%s", shmb_last_error());
@@ -299,7 +300,7 @@ bool core_shows_key(const Core *core, const Caller *caller, uint32_t uid) {
 	LinkSession *session = link_get(core->link);
 
 	/* without the right to act for others, all that is registered here is the gateway's, and so every caller's */
-	return caller->admin || uid == (session && principal_of(session, caller) ? caller->uid : geteuid());
+	return caller->admin || uid == (session && principal_of(session, caller) ? caller->uid : core->uid);
 }
 
 static CoreRegion region_of(const Core *core, const Caller *caller, const CoreEntry *entry) {
@@ -380,7 +381,7 @@ static AnswerCode region_status(Core *core, const Caller *caller, CoreKind kind,
  * With whose rights @caller may retire a region of @uid, which came through the @door or did not: sets @ret_principal,
  * uid + 1 or 0 for the gateway's own. False when it may not, as far as is seen from here; the broker decides about the rest.
  */
-static bool may_retire(const LinkSession *session, const Caller *caller, bool door, uint32_t uid,
+static bool may_retire(const Core *core, const LinkSession *session, const Caller *caller, bool door, uint32_t uid,
 		       uint32_t *ret_principal) {
 	bool delegate = session->rights & LINK_RIGHT_DELEGATE;
 
@@ -392,16 +393,16 @@ static bool may_retire(const LinkSession *session, const Caller *caller, bool do
 	}
 	/* TCP has no identity: what came through this door is the gateway's, and nothing else is such a caller's */
 	if (!caller->is_unix)
-		*ret_principal = delegate ? geteuid() + 1 : 0;
+		*ret_principal = delegate ? core->uid + 1 : 0;
 	if (delegate)
 		return door || caller->is_unix;
-	if (uid != geteuid())
+	if (uid != core->uid)
 		return false;
-	return door || (caller->is_unix && caller->uid == geteuid());
+	return door || (caller->is_unix && caller->uid == core->uid);
 }
 
 static int retire(Core *core, LinkSession *session, uint32_t principal, const char *name) {
-	uint64_t began = core_metrics_now();
+	uint64_t began = clock_ns();
 	int result = 0, r;
 
 	r = principal ? shmb_client_unregister_as(session->client, principal, &name, 1, SHMB_RETIRE_LAZY, 0, &result)
@@ -448,7 +449,7 @@ static AnswerCode region_unregister(Core *core, const Caller *caller, CoreKind k
 	if (!session) {
 		code = core_unavailable(core, answer);
 	} else if (entry && entry->kind == kind) {
-		r = may_retire(session, caller, entry->door, entry->uid, &principal)
+		r = may_retire(core, session, caller, entry->door, entry->uid, &principal)
 			    ? retire(core, session, principal, text)
 			    : SHMB_E_PERMISSION;
 		if (r == SHMB_E_PERMISSION)
@@ -483,7 +484,7 @@ static AnswerCode region_unregister_all(Core *core, const Caller *caller, CoreKi
 			break;
 		}
 		/* what is another user's is not meant */
-		if (!may_retire(session, caller, entry->door, entry->uid, &principal))
+		if (!may_retire(core, session, caller, entry->door, entry->uid, &principal))
 			continue;
 		r = retire(core, session, principal, entry->name);
 		if (is_retired(r) || (r == SHMB_E_PERMISSION && !caller->admin))
@@ -510,7 +511,7 @@ bool core_may_unregister(const Core *core, const Caller *caller, const struct sh
 
 	if (!core->allow_client_shm || !session || !(CORE_STATES_LISTED & CORE_STATE_BIT(status->state)))
 		return false;
-	return may_retire(session, caller, core_is_of_door(status), status->uid, &principal);
+	return may_retire(core, session, caller, core_is_of_door(status), status->uid, &principal);
 }
 
 /* ---- what the doors call, counted ---- */

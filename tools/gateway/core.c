@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "clock.h"
 #include "core.h"
 #include "text.h"
 
@@ -17,7 +18,7 @@ bool core_ready(Core *core) {
 
 	if (!session)
 		return false;
-	began = core_metrics_now();
+	began = clock_ns();
 	r = shmb_client_ping(session->client, NULL);
 	core_metrics_broker(core->metrics, began);
 	(void)link_lost(core->link, r);

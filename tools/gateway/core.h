@@ -29,6 +29,8 @@
 #define CORE_NAME_MAX 255
 #define CORE_KEY_MAX 255
 #define CORE_CUDA_HANDLE_SIZE 64
+/* bytes of a request that carries no tensors: of an HTTP body, of a message of gRPC */
+#define CORE_REQUEST_MAX 65536
 
 typedef enum CoreKind {
 	CORE_SYSTEM,
@@ -51,6 +53,7 @@ typedef struct Core {
 	CoreMetrics *metrics;	 /* borrowed; NULL counts nothing */
 	const Devices *devices;	 /* borrowed */
 	const char *server_name; /* borrowed */
+	uint32_t uid;		 /* the gateway's own */
 	bool allow_client_shm;
 	struct Models *models; /* borrowed; NULL: there are none */
 } Core;

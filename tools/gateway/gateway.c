@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "gateway.h"
 #include "log.h"
@@ -111,7 +112,9 @@ int gateway_init(Gateway *gateway, const Options *options) {
 	gateway->base = event_base_new();
 	if (!gateway->base)
 		return -ENOMEM;
-	r = gateway_watch_signals(gateway);
+	r = turns_init(&gateway->turns, gateway->base);
+	if (!r)
+		r = gateway_watch_signals(gateway);
 	if (!r)
 		r = link_new(&gateway->link, gateway->base, options->socket);
 	if (!r && options->models[0])
@@ -124,16 +127,17 @@ int gateway_init(Gateway *gateway, const Options *options) {
 		.opener = gateway->opener,
 		.metrics = &gateway->counted,
 		.server_name = options->id,
+		.uid = geteuid(),
 		.devices = &gateway->devices,
 		.allow_client_shm = options->allow_client_shm,
 		.models = gateway->models,
 	};
 	if (options->allow_http)
 		r = http_new(&gateway->http, gateway->base, options, gateway->access, &gateway->core, &gateway->budget,
-			     &gateway->listening, "http", NULL, NULL);
+			     &gateway->turns, &gateway->listening, "http", NULL, NULL);
 	if (!r && options->allow_grpc)
 		r = grpc_new(&gateway->grpc, gateway->base, options, gateway->access, &gateway->core, &gateway->budget,
-			     &gateway->listening);
+			     &gateway->turns, &gateway->listening);
 	if (!r && options->allow_metrics)
 		r = metrics_new(&gateway->metrics, gateway);
 	if (!r && options->ports_file[0])
@@ -152,6 +156,7 @@ void gateway_deinit(Gateway *gateway) {
 	http_free(gateway->http);
 	models_free(gateway->models);
 	link_free(gateway->link);
+	turns_deinit(&gateway->turns);
 	for (size_t i = 0; i < 2; i++) {
 		if (gateway->signals[i])
 			event_free(gateway->signals[i]);

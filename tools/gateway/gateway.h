@@ -21,6 +21,7 @@
 #include "metrics.h"
 #include "models.h"
 #include "options.h"
+#include "turns.h"
 
 /* how long a stop waits for what is under way */
 #define GATEWAY_DRAIN_SECONDS 5
@@ -37,6 +38,7 @@ struct Gateway {
 	CoreMetrics counted;
 	Core core;
 	Budget budget;
+	Turns turns;
 	Http *http;
 	Grpc *grpc;
 	Metrics *metrics;

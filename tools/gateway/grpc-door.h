@@ -18,6 +18,7 @@ struct Grpc {
 	const Access *access;
 	Core *core;
 	Budget *budget;
+	Turns *turns;
 	GrpcLimits limits;
 	struct GrpcConnections connections;
 	uint32_t n_connections;

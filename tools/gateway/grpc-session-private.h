@@ -34,8 +34,7 @@ struct GrpcSession {
 	uint64_t preface_until; /* UINT64_MAX once it came */
 	uint64_t idle_since;
 	Bucket resets, nuisances;
-	bool ending;  /* no more input, output until it is drained */
-	bool running; /* calls are being handed over */
+	bool ending; /* no more input, output until it is drained */
 
 	uint8_t *output;
 	size_t output_size, output_sent, output_capacity;

@@ -112,7 +112,7 @@ static void calm_down(GrpcSession *session) {
 	session->ending = true;
 }
 
-/* --- callbacks of nghttp2; what they must not do, and what calls handlers, is left to session_run() */
+/* --- callbacks of nghttp2; what they must not do, and what calls handlers, is left to grpc_session_run() */
 
 static GrpcCall *call_of(nghttp2_session *http2, int32_t stream) {
 	return stream == 0 ? NULL : nghttp2_session_get_stream_user_data(http2, stream);
@@ -246,25 +246,14 @@ static int on_frame_sent(nghttp2_session *http2, const nghttp2_frame *frame, voi
 
 /* --- the session */
 
-/* hands complete requests over, in their order, while the client reads its replies */
-static void session_run(GrpcSession *session) {
-	if (session->running)
-		return;
-	session->running = true;
-	for (GrpcCall *call = session->first, *next; call; call = next) {
-		next = call->next;
-		if (!grpc_call_is_ready(call))
-			continue;
-		if (session->held_out >= session->limits->connection_bytes)
-			break;
-		if (call->prefix[0] == 1 && !grpc_call_inflate(call))
-			continue;
-		call->state = GRPC_CALL_HANDLED;
-		call->patience = UINT64_MAX;
-		session->handler->call(session->userdata, call);
-	}
-	grpc_session_grant(session);
-	session->running = false;
+/* the first call that is to be handed over, NULL when there is none */
+static GrpcCall *session_ready(const GrpcSession *session) {
+	if (session->held_out >= session->limits->connection_bytes)
+		return NULL;
+	for (GrpcCall *call = session->first; call; call = call->next)
+		if (grpc_call_is_ready(call))
+			return call;
+	return NULL;
 }
 
 static int make_http2(GrpcSession *session) {
@@ -363,7 +352,7 @@ bool grpc_session_receive(GrpcSession *session, const uint8_t *data, size_t size
 			size -= (size_t)n;
 		}
 	}
-	session_run(session);
+	grpc_session_grant(session);
 	return !session->ending;
 }
 
@@ -422,7 +411,26 @@ void grpc_session_sent(GrpcSession *session, size_t size, uint64_t now) {
 	for (GrpcCall *call = session->first; call; call = call->next)
 		if (call->out && call->out_sent == call->out_size)
 			grpc_call_sent(call);
-	session_run(session);
+	grpc_session_grant(session);
+}
+
+bool grpc_session_is_ready(const GrpcSession *session) {
+	return session_ready(session) != NULL;
+}
+
+bool grpc_session_run(GrpcSession *session, uint64_t now) {
+	GrpcCall *call = session_ready(session);
+
+	if (!call)
+		return false;
+	session->now = now;
+	if (call->prefix[0] != 1 || grpc_call_inflate(call)) {
+		call->state = GRPC_CALL_HANDLED;
+		call->patience = UINT64_MAX;
+		session->handler->call(session->userdata, call);
+	}
+	grpc_session_grant(session);
+	return true;
 }
 
 bool grpc_session_wants_input(const GrpcSession *session) {
@@ -483,7 +491,7 @@ bool grpc_session_tick(GrpcSession *session, uint64_t now) {
 		(void)nghttp2_session_terminate_session(session->http2, NGHTTP2_NO_ERROR);
 		session->ending = true;
 	}
-	session_run(session);
+	grpc_session_grant(session);
 	return true;
 }
 

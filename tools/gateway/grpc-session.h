@@ -6,7 +6,7 @@
  *
  * Bytes go in by grpc_session_receive() and come out by grpc_session_output(); whoever has the socket passes the
  * time, in milliseconds of a clock that never goes back. HTTP/2 itself is nghttp2's. A complete request is handed
- * to GrpcHandler.call, never from inside a call of the handler's own; it is answered at once or later.
+ * to GrpcHandler.call when its owner says so, by grpc_session_run(); it is answered at once or later.
  *
  * A peer's worst case is its own end. What a session may hold is bounded, whatever its peer does:
  *   - messages, in and out: GrpcLimits.connection_bytes, by flow control, and all sessions together by a Budget,
@@ -126,7 +126,7 @@ int grpc_session_new(GrpcSession **ret, const GrpcLimits *limits, Budget *budget
 GrpcSession *grpc_session_free(GrpcSession *session);
 
 /*
- * Takes bytes from the peer, and hands complete requests over. Returns false when the connection is of no more use:
+ * Takes bytes from the peer. Returns false when the connection is of no more use:
  * what grpc_session_output() has is still worth sending, nothing more is worth reading.
  */
 bool grpc_session_receive(GrpcSession *session, const uint8_t *data, size_t size, uint64_t now);
@@ -139,6 +139,12 @@ bool grpc_session_output(GrpcSession *session, const uint8_t **ret, size_t *ret_
 
 /* The first @size bytes of the output went out. */
 void grpc_session_sent(GrpcSession *session, size_t size, uint64_t now);
+
+/* Whether a request is complete that may be handed over, while the peer reads its replies. */
+bool grpc_session_is_ready(const GrpcSession *session);
+
+/* Hands the first of them over. Returns false when there is none. */
+bool grpc_session_run(GrpcSession *session, uint64_t now);
 
 /* False while the peer reads so slowly that nothing more should be read from it. */
 bool grpc_session_wants_input(const GrpcSession *session);

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "grpc-door.h"
 
 enum {
@@ -22,18 +22,12 @@ struct GrpcConnection {
 	GrpcSession *session;
 	struct event *readable, *writable, *timer;
 	Caller caller; /* as at the connection's beginning */
+	Turn turn;
 	uint64_t used; /* when a call began or ended last, 0 before the first */
 	bool reading;
 	bool inside; /* its session is at work, and what there is to send is looked for afterwards */
 	TAILQ_ENTRY(GrpcConnection) link;
 };
-
-static uint64_t now_ms(void) {
-	struct timespec now;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 static void listen_switch(Grpc *grpc, bool on) {
 	for (uint32_t i = 0; i < grpc->n_listeners; i++) {
@@ -62,6 +56,7 @@ static GrpcConnection *connection_free(GrpcConnection *connection) {
 		return NULL;
 	grpc = connection->grpc;
 	grpc_session_free(connection->session);
+	turn_withdraw(grpc->turns, &connection->turn);
 	if (connection->readable)
 		event_free(connection->readable);
 	if (connection->writable)
@@ -83,7 +78,8 @@ static void connection_end(GrpcConnection *connection) {
 }
 
 static void connection_arm(GrpcConnection *connection) {
-	uint64_t until = grpc_session_deadline(connection->session), now = now_ms();
+	Grpc *grpc = connection->grpc;
+	uint64_t until = grpc_session_deadline(connection->session), now = clock_ms();
 	uint64_t left = until > now ? until - now : 0;
 	struct timeval wait = { .tv_sec = (time_t)(left / 1000), .tv_usec = (suseconds_t)(left % 1000 * 1000) };
 
@@ -91,6 +87,8 @@ static void connection_arm(GrpcConnection *connection) {
 		(void)event_del(connection->timer);
 	else
 		(void)event_add(connection->timer, &wait);
+	if (grpc_session_is_ready(connection->session))
+		turn_ask(grpc->turns, &connection->turn);
 	if (connection->reading != grpc_session_wants_input(connection->session)) {
 		connection->reading = !connection->reading;
 		(void)(connection->reading ? event_add(connection->readable, NULL) : event_del(connection->readable));
@@ -125,7 +123,7 @@ static void connection_send(GrpcConnection *connection) {
 			return;
 		}
 		connection->inside = true;
-		grpc_session_sent(connection->session, (size_t)n, now_ms());
+		grpc_session_sent(connection->session, (size_t)n, clock_ms());
 		connection->inside = false;
 	}
 	(void)event_add(connection->writable, NULL);
@@ -146,7 +144,7 @@ static void on_readable(evutil_socket_t fd, short what, void *userdata) {
 		return;
 	}
 	connection->inside = true;
-	(void)grpc_session_receive(connection->session, buffer, (size_t)n, now_ms());
+	(void)grpc_session_receive(connection->session, buffer, (size_t)n, clock_ms());
 	connection->inside = false;
 	connection_send(connection);
 }
@@ -157,6 +155,15 @@ static void on_writable(evutil_socket_t fd, short what, void *userdata) {
 	connection_send(userdata);
 }
 
+static void on_turn(void *userdata) {
+	GrpcConnection *connection = userdata;
+
+	connection->inside = true;
+	(void)grpc_session_run(connection->session, clock_ms());
+	connection->inside = false;
+	connection_send(connection);
+}
+
 static void on_timer(evutil_socket_t fd, short what, void *userdata) {
 	GrpcConnection *connection = userdata;
 
@@ -165,7 +172,7 @@ static void on_timer(evutil_socket_t fd, short what, void *userdata) {
 	(void)fd;
 	(void)what;
 	connection->inside = true;
-	alive = grpc_session_tick(connection->session, now_ms());
+	alive = grpc_session_tick(connection->session, clock_ms());
 	connection->inside = false;
 	if (!alive)
 		connection_end(connection);
@@ -182,13 +189,13 @@ static size_t session_message_max(void *userdata, const char *path, bool *ret_st
 	if (!method)
 		return 0;
 	*ret_stream = method->flags & GRPC_METHOD_STREAM;
-	return method->flags & GRPC_METHOD_TENSORS ? connection->grpc->options->grpc_max_input_size : GRPC_CONTROL_MAX;
+	return method->flags & GRPC_METHOD_TENSORS ? connection->grpc->options->grpc_max_input_size : CORE_REQUEST_MAX;
 }
 
 static void session_call(void *userdata, GrpcCall *call) {
 	GrpcConnection *connection = userdata;
 
-	connection->used = now_ms();
+	connection->used = clock_ms();
 	grpc_request_begin(connection->grpc, &connection->caller, call);
 }
 
@@ -202,7 +209,7 @@ static const GrpcHandler session_handler = { session_message_max, session_call, 
 void grpc_connection_wake(GrpcSession *session) {
 	GrpcConnection *connection = grpc_session_userdata(session);
 
-	connection->used = now_ms();
+	connection->used = clock_ms();
 	if (!connection->inside)
 		event_active(connection->writable, EV_WRITE, 0);
 }
@@ -211,14 +218,14 @@ void grpc_connection_wake(GrpcSession *session) {
 
 static int connection_new(Grpc *grpc, int fd) {
 	GrpcConnection *connection = calloc(1, sizeof(*connection));
-	uint64_t now = now_ms();
+	uint64_t now = clock_ms();
 	int on = 1;
 
 	if (!connection) {
 		(void)close(fd);
 		return -ENOMEM;
 	}
-	*connection = (GrpcConnection){ .grpc = grpc, .fd = fd };
+	*connection = (GrpcConnection){ .grpc = grpc, .fd = fd, .turn = { .take = on_turn, .userdata = connection } };
 	TAILQ_INSERT_TAIL(&grpc->connections, connection, link);
 	grpc->n_connections++;
 	grpc->counters.connections++;
@@ -305,12 +312,14 @@ static void on_accept_error(struct evconnlistener *listener, void *userdata) {
 /* ---- the door ---- */
 
 int grpc_new(Grpc **ret, struct event_base *base, const Options *options, const Access *access, Core *core,
-	     Budget *budget, const ListenSet *listening) {
+	     Budget *budget, Turns *turns, const ListenSet *listening) {
 	Grpc *grpc = calloc(1, sizeof(*grpc));
 
 	if (!grpc)
 		return -ENOMEM;
-	*grpc = (Grpc){ .base = base, .options = options, .access = access, .core = core, .budget = budget };
+	*grpc = (Grpc){
+		.base = base, .options = options, .access = access, .core = core, .budget = budget, .turns = turns
+	};
 	grpc->limits = grpc_limits_default;
 	grpc->limits.request_ms = (uint64_t)options->request_timeout * 1000;
 	grpc->limits.preface_ms = grpc->limits.request_ms;

@@ -20,9 +20,7 @@
 #include "grpc-session.h"
 #include "listen.h"
 #include "options.h"
-
-/* the longest message of a method that takes no tensors */
-#define GRPC_CONTROL_MAX 65536
+#include "turns.h"
 
 typedef struct Grpc Grpc;
 typedef struct GrpcMethod GrpcMethod;
@@ -38,7 +36,7 @@ typedef struct GrpcCounters {
 } GrpcCounters;
 
 int grpc_new(Grpc **ret, struct event_base *base, const Options *options, const Access *access, Core *core,
-	     Budget *budget, const ListenSet *listening);
+	     Budget *budget, Turns *turns, const ListenSet *listening);
 /* Accepts no more, and closes each connection when it has no call; @done once there is none. */
 void grpc_stop(Grpc *grpc, void (*done)(void *userdata), void *userdata);
 /* Closes everything; calls that a method has are cancelled. Takes NULL; returns NULL. */
@@ -67,7 +65,7 @@ typedef struct GrpcRequest {
 
 enum {
 	GRPC_METHOD_OPEN = 1,	 /* answers without a credential, too */
-	GRPC_METHOD_TENSORS = 2, /* messages as long as --grpc-max-input-size, instead of GRPC_CONTROL_MAX */
+	GRPC_METHOD_TENSORS = 2, /* messages as long as --grpc-max-input-size, instead of CORE_REQUEST_MAX */
 	GRPC_METHOD_STREAM = 4,	 /* two streams, of which each message is a request of its own: see grpc_reply() */
 };
 

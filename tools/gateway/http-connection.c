@@ -46,6 +46,7 @@ void http_connection_free(HttpConnection *connection) {
 	else
 		http_request_free(connection->request);
 	budget_give(http->budget, connection->output);
+	turn_withdraw(http->turns, &connection->turn);
 	TAILQ_REMOVE(&http->connections, connection, link);
 	http->n_connections--;
 	event_free(connection->timer);
@@ -80,8 +81,8 @@ static uint64_t body_max(const HttpRequest *request) {
 
 	if (size >= sizeof(infer) - 1 && strcmp(request->head.target + size - (sizeof(infer) - 1), infer) == 0)
 		return request->options->http_max_input_size;
-	return request->options->http_max_input_size < HTTP_CONTROL_BODY_MAX ? request->options->http_max_input_size
-									     : HTTP_CONTROL_BODY_MAX;
+	return request->options->http_max_input_size < CORE_REQUEST_MAX ? request->options->http_max_input_size
+									: CORE_REQUEST_MAX;
 }
 
 /* One piece of memory from the start, so that a body is never there twice to become one; untouched, it costs nothing. */
@@ -126,7 +127,14 @@ static bool admit(HttpConnection *connection, HttpRequest *request) {
 
 /* the body, if any, is complete or given up */
 static void dispatch(HttpConnection *connection) {
-	connection_set(connection, HTTP_BUSY, 0);
+	connection_set(connection, HTTP_READY, 0);
+	turn_ask(connection->http->turns, &connection->turn);
+}
+
+static void on_turn(void *userdata) {
+	HttpConnection *connection = userdata;
+
+	connection->state = HTTP_BUSY;
 	connection->http->counters.requests++;
 	connection->served = true;
 	http_route(connection->request);
@@ -365,7 +373,7 @@ static void on_event(struct bufferevent *bev, short what, void *userdata) {
 
 	(void)bev;
 	/* a peer that has said all that it had to say may still be listening */
-	if ((what & BEV_EVENT_EOF) && (connection->state == HTTP_BUSY || connection->state == HTTP_WRITE)) {
+	if ((what & BEV_EVENT_EOF) && connection->state >= HTTP_READY && connection->state <= HTTP_WRITE) {
 		connection->last = true;
 		connection->unread = false;
 		return;
@@ -404,6 +412,7 @@ int http_connection_new(Http *http, int fd) {
 		return -ENOMEM;
 	}
 	connection->http = http;
+	connection->turn = (Turn){ .take = on_turn, .userdata = connection };
 	access_identify(http->access, fd, TRANSPORT_HTTP, &connection->caller);
 	connection->bev = bufferevent_socket_new(http->base, fd, BEV_OPT_CLOSE_ON_FREE);
 	connection->timer = evtimer_new(http->base, on_timeout, connection);

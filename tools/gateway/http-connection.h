@@ -14,6 +14,7 @@ typedef enum HttpState {
 	HTTP_IDLE,  /* between requests, nothing has arrived */
 	HTTP_HEAD,  /* a part of a head has */
 	HTTP_BODY,  /* of connection->request */
+	HTTP_READY, /* it is complete, and waits for its turn */
 	HTTP_BUSY,  /* a route has the request */
 	HTTP_WRITE, /* the reply leaves */
 	HTTP_DRAIN, /* the last reply has left; what still arrives is thrown away */
@@ -25,7 +26,8 @@ struct HttpConnection {
 	struct event *timer; /* ends the connection */
 	HttpState state;
 	Caller caller;	      /* as at the connection's beginning */
-	HttpRequest *request; /* in HTTP_BODY and HTTP_BUSY */
+	HttpRequest *request; /* from HTTP_BODY to HTTP_BUSY */
+	Turn turn;
 	HttpChunks chunks;
 	uint64_t left;	 /* of a body with a length */
 	uint64_t max;	 /* of this body */
@@ -45,6 +47,7 @@ struct Http {
 	const Access *access;
 	Core *core;
 	Budget *budget;
+	Turns *turns;
 	HttpRoute *const *routes; /* NULL at the end */
 	void *userdata;		  /* of the routes */
 	struct HttpConnections connections;

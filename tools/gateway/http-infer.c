@@ -335,12 +335,12 @@ static AnswerCode read_request(HttpInfer *http) {
 		http->n_binary = evbuffer_get_length(request->body);
 		return infer_add_raw_input(infer, evbuffer_pullup(request->body, -1), http->n_binary);
 	}
-	if (length > HTTP_CONTROL_BODY_MAX)
+	if (length > HTTP_INFER_JSON_MAX)
 		return answer_set(
 			answer, ANSWER_RESOURCE_EXHAUSTED,
 			"request JSON of %zu bytes is more than %d bytes: pass tensors in binary or in shared memory",
-			length, HTTP_CONTROL_BODY_MAX);
-	if (http_request_json(request, length, &json, answer))
+			length, HTTP_INFER_JSON_MAX);
+	if (http_request_json(request, length, JSON_COST_MAX, &json, answer))
 		return answer->code;
 	http->n_binary = evbuffer_get_length(request->body);
 	http->binary = evbuffer_pullup(request->body, -1);

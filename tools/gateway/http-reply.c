@@ -69,8 +69,9 @@ static size_t json_room(const HttpRequest *request) {
 	return JSON_COST_MAX - (size_t)(used < JSON_COST_MAX / 2 ? used : JSON_COST_MAX / 2);
 }
 
-AnswerCode http_request_json(HttpRequest *request, size_t size, struct json_object **ret, Answer *answer) {
-	size_t length = evbuffer_get_length(request->body);
+AnswerCode http_request_json(HttpRequest *request, size_t size, size_t cost_max, struct json_object **ret,
+			     Answer *answer) {
+	size_t room = json_room(request), length = evbuffer_get_length(request->body);
 	AnswerCode code = http_request_check_size(request, answer);
 	char *data;
 
@@ -81,7 +82,7 @@ AnswerCode http_request_json(HttpRequest *request, size_t size, struct json_obje
 	data = size ? (char *)evbuffer_pullup(request->body, (ev_ssize_t)size) : NULL;
 	if (size && !data)
 		return answer_set(answer, ANSWER_INTERNAL, "out of memory");
-	code = json_parse(data, size, json_room(request), ret, answer);
+	code = json_parse(data, size, cost_max < room ? cost_max : room, ret, answer);
 	evbuffer_drain(request->body, size);
 	return code;
 }

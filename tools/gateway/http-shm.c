@@ -9,6 +9,9 @@
 #include "json.h"
 #include "text.h"
 
+/* what a body may cost as objects: all that its members and their texts can, and not what others make of its length */
+#define BODY_COST_MAX ((size_t)2 * CORE_REQUEST_MAX)
+
 static struct json_object *region_json(CoreKind kind, const CoreRegion *region) {
 	struct json_object *object = json_object_new_object();
 
@@ -125,7 +128,7 @@ static void handle_register(HttpRequest *request, CoreKind kind, Bytes name) {
 				  "'region name' is necessary to register %s shared memory region",
 				  kind == CORE_SYSTEM ? "system" : "cuda");
 	if (!code)
-		code = http_request_json(request, SIZE_MAX, &body, &answer);
+		code = http_request_json(request, SIZE_MAX, BODY_COST_MAX, &body, &answer);
 	if (!code) {
 		if (kind == CORE_SYSTEM)
 			(void)register_system(request, name, body, &answer);

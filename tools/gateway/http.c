@@ -164,7 +164,7 @@ void http_connection_gone(Http *http) {
 }
 
 int http_new(Http **ret, struct event_base *base, const Options *options, const Access *access, Core *core,
-	     Budget *budget, const ListenSet *listening, const char *door, HttpRoute *const *door_routes,
+	     Budget *budget, Turns *turns, const ListenSet *listening, const char *door, HttpRoute *const *door_routes,
 	     void *userdata) {
 	Http *http;
 
@@ -177,6 +177,7 @@ int http_new(Http **ret, struct event_base *base, const Options *options, const 
 		.access = access,
 		.core = core,
 		.budget = budget,
+		.turns = turns,
 		.routes = door_routes ?: routes,
 		.userdata = userdata,
 	};

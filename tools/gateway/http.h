@@ -27,10 +27,11 @@
 #include "http-parse.h"
 #include "listen.h"
 #include "options.h"
+#include "turns.h"
 
 #define HTTP_SEGMENTS_MAX 8
-/* the largest body of a request that is not an inference */
-#define HTTP_CONTROL_BODY_MAX (1 << 20)
+/* the longest JSON of an inference, whose tensors may follow it */
+#define HTTP_INFER_JSON_MAX (1 << 20)
 
 typedef struct Http Http;
 typedef struct HttpConnection HttpConnection;
@@ -64,7 +65,8 @@ typedef bool HttpRoute(HttpRequest *request);
  * @userdata, which is theirs; @routes NULL is Triton's door.
  */
 int http_new(Http **ret, struct event_base *base, const Options *options, const Access *access, Core *core,
-	     Budget *budget, const ListenSet *listening, const char *door, HttpRoute *const *routes, void *userdata);
+	     Budget *budget, Turns *turns, const ListenSet *listening, const char *door, HttpRoute *const *routes,
+	     void *userdata);
 void *http_userdata(const Http *http);
 /* Accepts no more, and closes each connection when it has no request; @done once there is none. */
 void http_stop(Http *http, void (*done)(void *userdata), void *userdata);
@@ -92,9 +94,11 @@ AnswerCode http_request_check_size(const HttpRequest *request, Answer *answer);
 /*
  * The body as one JSON document, whose numbers are exact up to 2^64 - 1; larger ones, fractions and negative ones are no
  * unsigned integers. ANSWER_OK with @ret, to be put (NULL is the document null); ANSWER_INTERNAL with Triton's sentence, or
- * what http_request_check_size() says. Takes @size bytes of the beginning out of the body, SIZE_MAX for all.
+ * what http_request_check_size() says; ANSWER_RESOURCE_EXHAUSTED when it would cost more than @cost_max (json_cost()), or
+ * than there is room for. Takes @size bytes of the beginning out of the body, SIZE_MAX for all.
  */
-AnswerCode http_request_json(HttpRequest *request, size_t size, struct json_object **ret, Answer *answer);
+AnswerCode http_request_json(HttpRequest *request, size_t size, size_t cost_max, struct json_object **ret,
+			     Answer *answer);
 
 /*
  * Bytes that may still be held for this request; and taking some of them, until it ends. The last HTTP_RESERVE-th of the

@@ -10,6 +10,7 @@ gateway_sources = \
 	tools/gateway/access.h \
 	tools/gateway/answer.c \
 	tools/gateway/answer.h \
+	tools/gateway/clock.h \
 	tools/gateway/core-entry.c \
 	tools/gateway/core-entry.h \
 	tools/gateway/core-key.c \
@@ -57,7 +58,9 @@ gateway_sources = \
 	tools/gateway/options.def \
 	tools/gateway/options.h \
 	tools/gateway/text.c \
-	tools/gateway/text.h
+	tools/gateway/text.h \
+	tools/gateway/turns.c \
+	tools/gateway/turns.h
 # the reference models, and inference
 infer_sources = \
 	tools/gateway/classify.c \
@@ -135,4 +138,5 @@ http_door_sources = \
 	tools/gateway/http.c \
 	tools/gateway/json.c \
 	tools/gateway/log.c \
-	tools/gateway/text.c
+	tools/gateway/text.c \
+	tools/gateway/turns.c

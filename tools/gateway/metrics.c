@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "clock.h"
 #include "gateway.h"
 #include "metrics.h"
 
@@ -56,7 +57,7 @@ static int add_stat(void *userdata, const struct shmb_stat *stat) {
 static void add_broker(struct evbuffer *out, Core *core) {
 	struct evbuffer *stats = evbuffer_new();
 	LinkSession *session = link_get(core->link);
-	uint64_t began = core_metrics_now();
+	uint64_t began = clock_ns();
 	int r = session && stats ? shmb_client_each_stat(session->client, 0, add_stat, stats) : -ENOTCONN;
 
 	if (session && stats)
@@ -211,7 +212,7 @@ int metrics_new(Metrics **ret, Gateway *gateway) {
 		return -ENOMEM;
 	metrics->gateway = gateway;
 	r = http_new(&metrics->http, gateway->base, gateway->options, gateway->access, &gateway->core, &gateway->budget,
-		     &gateway->listening, "metrics", routes, metrics);
+		     &gateway->turns, &gateway->listening, "metrics", routes, metrics);
 	if (r) {
 		free(metrics);
 		return r;
