@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -219,7 +217,6 @@ void grpc_connection_wake(GrpcSession *session) {
 static int connection_new(Grpc *grpc, int fd) {
 	GrpcConnection *connection = calloc(1, sizeof(*connection));
 	uint64_t now = clock_ms();
-	int on = 1;
 
 	if (!connection) {
 		(void)close(fd);
@@ -229,8 +226,6 @@ static int connection_new(Grpc *grpc, int fd) {
 	TAILQ_INSERT_TAIL(&grpc->connections, connection, link);
 	grpc->n_connections++;
 	grpc->counters.connections++;
-	/* a Unix socket has no such option, and no such delay */
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 	access_identify(grpc->access, fd, TRANSPORT_GRPC, &connection->caller);
 	connection->readable = event_new(grpc->base, fd, EV_READ | EV_PERSIST, on_readable, connection);
 	connection->writable = event_new(grpc->base, fd, EV_WRITE, on_writable, connection);

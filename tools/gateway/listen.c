@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <json-c/json.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +52,8 @@ static int tcp_open(const struct addrinfo *info, uint16_t *ret_port) {
 	fd = socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return -errno;
+	/* what is accepted inherits it: the end of a reply does not wait for the client to acknowledge its beginning */
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) || bind(fd, info->ai_addr, info->ai_addrlen) ||
 	    listen(fd, LISTEN_BACKLOG) || getsockname(fd, (struct sockaddr *)&bound, &size)) {
 		r = -errno;
