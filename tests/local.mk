@@ -153,7 +153,8 @@ gateway_unit_tests = \
 	tests/fuzz/fuzz-http \
 	tests/unit/test-grpc-abuse \
 	tests/unit/test-grpc-session \
-	tests/unit/test-grpc-wire
+	tests/unit/test-grpc-wire \
+	tests/unit/test-turns
 
 # programs of cmocka, and the replay of the fuzzers' inputs; each has one source, and is linked with the daemon's
 # objects unless said otherwise below
@@ -229,6 +230,9 @@ tests_unit_test_grpc_session_SOURCES = tests/unit/test-grpc-session.c $(grpc_ses
 tests_unit_test_grpc_session_LDADD = $(grpc_session_libs)
 tests_unit_test_grpc_wire_SOURCES = tests/unit/test-grpc-wire.c $(grpc_session_sources)
 tests_unit_test_grpc_wire_LDADD = $(grpc_session_libs)
+tests_unit_test_turns_SOURCES = tests/unit/test-turns.c tools/gateway/turns.c
+tests_unit_test_turns_CPPFLAGS = $(AM_CPPFLAGS) $(EVENT_CFLAGS)
+tests_unit_test_turns_LDADD = $(EVENT_LIBS) $(CMOCKA_LIBS)
 
 # the demonstration: uses what an installed library offers, nothing else
 tests_demo_owner_SOURCES = tests/demo/owner.c tests/demo/frame.h
