@@ -35,6 +35,7 @@ static const char *status_text(int status) {
 
 AnswerCode http_request_check_size(const HttpRequest *request, Answer *answer) {
 	uint64_t max = request->options->http_max_input_size;
+	uint64_t own = request->connection ? request->connection->max : max;
 
 	if (!request->oversize)
 		return ANSWER_OK;
@@ -44,6 +45,10 @@ AnswerCode http_request_check_size(const HttpRequest *request, Answer *answer) {
 			"request JSON size of %llu bytes exceeds the maximum allowed input size of %llu bytes. Use "
 			"--http-max-input-size to increase the limit.",
 			(unsigned long long)request->oversize, (unsigned long long)max);
+	if (request->oversize > own)
+		return answer_set(answer, ANSWER_INVALID_ARG,
+				  "a body of %llu bytes is more than the %llu bytes of a request that is no inference",
+				  (unsigned long long)request->oversize, (unsigned long long)own);
 	return answer_set(answer, ANSWER_RESOURCE_EXHAUSTED,
 			  "a body of %llu bytes is more than is held for this request now",
 			  (unsigned long long)request->oversize);
