@@ -344,7 +344,8 @@ class TestTime:
             assert connection.recv(1) == b""
 
     def test_readers_that_do_not(self, gateway):
-        """Replies that nobody takes do not stay."""
+        """Replies that nobody takes do not stay. The page is some 20 kB, so that all buffers are soon full."""
+        page = LIVE.replace(b"/v2/health/live", b"/")
         with gateway.connect() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.setblocking(False)
@@ -354,7 +355,7 @@ class TestTime:
                 nonlocal sent
                 try:
                     while True:
-                        sent += connection.send(LIVE * 100)
+                        sent += connection.send(page * 100)
                 except BlockingIOError:
                     return False
                 except OSError:
