@@ -96,6 +96,19 @@ class Trace:
         self.pid = 0
         return False
 
+    def go_on(self, stops):
+        for _ in range(stops):
+            if not self.go():
+                break
+
+    def hold(self, further):
+        """To the first stop with a lease, and @further ones if it is held until there."""
+        while not self.seen[1] and self.go():
+            pass
+        for _ in range(further):
+            if not self.seen[1] or not self.go():
+                break
+
     def kill(self):
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
@@ -137,15 +150,16 @@ def test_kills_leave_nothing(broker, capsys, kind):
     # of what a program does before its first step one kill is enough, amid it: how much that is differs by some stops
     begun = step_at.index(1) if kind is LibraryTrace else 0
     everywhere = itertools.cycle([max(1, begun // 2), *range(begun + 1, len(held_at))])
-    held = itertools.cycle([i + 1 for i, is_held in enumerate(held_at) if is_held])
+    held = itertools.cycle(range(sum(held_at)))
 
     histogram, with_lease = collections.Counter(), 0
     for number in range(ROUNDS):
         trace = kind(broker.socket, f"mine{number}", given)
         try:
-            for _ in range(next(held if number % 2 else everywhere)):
-                if not trace.go():
-                    break
+            if number % 2:
+                trace.hold(next(held))
+            else:
+                trace.go_on(next(everywhere))
             histogram[kind.STEPS[trace.seen[0]]] += 1
             if trace.pid and trace.seen[1]:
                 (entry,) = ctl.regions("theirs", uid=ADMIN)
