@@ -501,9 +501,7 @@ static void on_wait(LoopTimer *timer) {
 	list_remove(&check->link);
 	check->helper = gpu;
 	list_append(&gpu->queue, &check->link);
-	gpu->n_users++;
-	gpu_pump(gpu);
-	gpu->n_users--;
+	on_begin(timer);
 }
 
 void gpu_wait(Cuda *cuda, CudaCheck *check) {

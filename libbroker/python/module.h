@@ -216,13 +216,13 @@ static inline int wait_slice(int *left) {
 
 /* ---- options.c ---- */
 
-/* how a region is to be registered, with its access list */
 /* how many arguments py_options_parse() and py_options_parse_memory() take */
 enum {
 	N_OPTIONS = 6,
 	N_MEMORY_OPTIONS = 3
 };
 
+/* how a region is to be registered, with its access list */
 typedef struct Options {
 	struct shmb_region_options options;
 	uint32_t uids[ACL_MAX];

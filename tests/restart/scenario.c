@@ -296,9 +296,8 @@ static void act_revoke(Scenario *scenario) {
 	look(scenario, "its holder has gone", false);
 }
 
-/* a process that ends and has a region, and memory that is compacted away */
-static void act_end(Scenario *scenario) {
-	struct shmb_region *d = NULL;
+/* @create_region in a process that ends and has the region */
+static void create_elsewhere(Scenario *scenario, void (*create_region)(Scenario *scenario)) {
 	int status = 0;
 	pid_t pid;
 
@@ -307,12 +306,23 @@ static void act_end(Scenario *scenario) {
 	if (!pid) {
 		scenario->owner = connect_as(scenario, SHMB_ROLE_OWNER);
 		if (scenario->owner)
-			create(scenario, "create in another session", PREFIX "d", PAGE, 0, &d);
+			create_region(scenario);
 		fflush(scenario->out);
 		_exit(scenario->failed);
 	}
 	if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
 		scenario->failed = true;
+}
+
+static void create_d(Scenario *scenario) {
+	struct shmb_region *d = NULL;
+
+	create(scenario, "create in another session", PREFIX "d", PAGE, 0, &d);
+}
+
+/* and memory that is compacted away */
+static void act_end(Scenario *scenario) {
+	create_elsewhere(scenario, create_d);
 	create(scenario, "create a big one", PREFIX "big", BIG, 0, &scenario->big);
 	if (scenario->big)
 		retire(scenario, "retire the big one", &scenario->big, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, -1);
@@ -393,23 +403,15 @@ static void gpu_get(Scenario *scenario, struct shmb_client *client, const char *
 			*gpu_word(ret->address) == ret->generation ? "its own" : "another's");
 }
 
-/* a process of its own, before this one has the driver: that cannot be forked with */
-static void act_gpu_end(Scenario *scenario) {
+static void gpu_create_d(Scenario *scenario) {
 	struct shmb_region *d = NULL;
-	int status = 0;
-	pid_t pid;
 
-	fflush(scenario->out);
-	pid = fork();
-	if (!pid) {
-		scenario->owner = connect_as(scenario, SHMB_ROLE_OWNER);
-		if (scenario->owner)
-			gpu_create(scenario, "create in another session", PREFIX "d", 0, &d);
-		fflush(scenario->out);
-		_exit(scenario->failed);
-	}
-	if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
-		scenario->failed = true;
+	gpu_create(scenario, "create in another session", PREFIX "d", 0, &d);
+}
+
+/* before this process has the driver: that cannot be forked with */
+static void act_gpu_end(Scenario *scenario) {
+	create_elsewhere(scenario, gpu_create_d);
 }
 
 /* by fd: an allocation for each; by handle: two windows of one allocation */
