@@ -263,7 +263,7 @@ static void broker_init_barrier(Broker *broker) {
 				 : "no GLOBAL_EXPEDITED");
 	if (!broker->barrier)
 		log_write(LOG_MEMBARRIER, LOG_NO_UID, NULL,
-			  "membarrier is not available (%s): leases are counted by locked instructions",
+			  "membarrier is not available (%s): releases are counted by locked instructions",
 			  broker->barrier_reason);
 }
 
@@ -476,6 +476,7 @@ int broker_new(Broker **ret, Config *config, const ConfigPaths *paths, int loop_
 	list_init(&broker->dying);
 	list_init(&broker->subscribers);
 	list_init(&broker->scan);
+	list_init(&broker->second_looks);
 	list_init(&broker->lost);
 	list_init(&broker->free_leases);
 	broker->closer_timer.on_time = on_closer_time;
@@ -576,6 +577,7 @@ Broker *broker_free(Broker *broker) {
 		loop_poll_unlink(&broker->signal_poll);
 		loop_timer_unlink(&broker->closer_timer);
 		loop_timer_unlink(&broker->detached_timer);
+		loop_timer_unlink(&broker->second_look_timer);
 		loop_timer_unlink(&broker->watchdog_timer);
 		loop_timer_unlink(&broker->status_timer);
 		loop_timer_unlink(&broker->recovered_timer);

@@ -46,6 +46,7 @@ typedef struct Stats Stats;
 	STAT(scans, "lease page scans")                                                                        \
 	STAT(pages_scanned, "lease pages read by scans")                                                       \
 	STAT(barriers, "membarrier calls")                                                                     \
+	STAT(releases_missed, "regions gone that only a second look found released")                           \
 	STAT(owner_deaths, "sessions that ended while they owned regions")                                     \
 	STAT(consumer_deaths, "sessions that ended while they held leases")                                    \
 	STAT(resumes, "sessions resumed after a restart of the broker")                                        \
@@ -86,18 +87,20 @@ struct Broker {
 	uint64_t last_session;
 	uint64_t last_lease;
 	List sessions;
-	Table away;	  /* Session.away_link, by id */
-	Table by_id;	  /* Session.id_link, all of them */
-	List subscribers; /* Session.subscriber_link */
-	List dying;	  /* Session.link of what ends with this turn */
-	List scan;	  /* Region.scan_link */
-	List lost;	  /* Session.lost_link */
-	List free_leases; /* Lease.session_link */
+	Table away;	   /* Session.away_link, by id */
+	Table by_id;	   /* Session.id_link, all of them */
+	List subscribers;  /* Session.subscriber_link */
+	List dying;	   /* Session.link of what ends with this turn */
+	List scan;	   /* Region.scan_link */
+	List second_looks; /* Region.second_look_link, by time */
+	List lost;	   /* Session.lost_link */
+	List free_leases;  /* Lease.session_link */
 	uint32_t n_free_leases;
 	uint32_t n_sessions;
 	uint32_t n_detached;
 	uint64_t n_recovered_fds; /* of sessions and objects of an earlier broker */
 	LoopTimer detached_timer;
+	LoopTimer second_look_timer;
 	LoopTimer closer_timer;
 	LoopTimer recovered_timer;
 	LoopTimer watchdog_timer;

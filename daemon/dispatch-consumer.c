@@ -10,7 +10,6 @@
 #include "lease.h"
 #include "region.h"
 #include "session.h"
-#include "wire/barrier.h"
 #include "wire/fd.h"
 #include "wire/name.h"
 #include "wire/range.h"
@@ -369,9 +368,6 @@ int dispatch_unmap(Request *request) {
 	}
 	if (!map)
 		return request_refuse(request, SHMB_E_STALE, "that generation is not mapped");
-	/* another thread of the client may just have counted */
-	if (session->attached && session->page.shape.mode == WIRE_ATTACH_ASYMMETRIC && barrier_global())
-		return request_refuse(request, SHMB_E_IN_USE, "the lease page cannot be read now");
 	if (map_count(map))
 		return request_refuse(request, SHMB_E_IN_USE, "the lease page counts leases on it");
 	map_free(map);

@@ -384,6 +384,7 @@ Region *region_free(Region *region) {
 	while (!list_is_empty(&region->leases))
 		lease_revoke(container_of(list_first(&region->leases), Lease, region_link));
 	list_remove(&region->scan_link);
+	list_remove(&region->second_look_link);
 	list_remove(&region->object_link);
 	list_remove(&region->owner_link);
 	if (region->owner) {

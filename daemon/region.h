@@ -25,6 +25,14 @@ typedef struct Region Region;
 typedef struct Session Session;
 typedef struct Identity Identity;
 
+/* at a region whose first scan found it busy, once a release that membarrier missed must be visible */
+typedef enum SecondLook {
+	SECOND_LOOK_NEEDED,
+	SECOND_LOOK_LATER, /* in Broker.second_looks */
+	SECOND_LOOK_NOW,
+	SECOND_LOOK_DONE,
+} SecondLook;
+
 struct Region {
 	Broker *broker;
 	uint32_t slot;
@@ -49,8 +57,11 @@ struct Region {
 	uint8_t key_length; /* bytes of its key, which the ledger has, 0 for none */
 	bool named;
 	bool scanning; /* in Broker.scan */
+	uint8_t second_look;
 	TableLink name_link;
 	ListLink scan_link;
+	ListLink second_look_link;
+	uint64_t second_look_ns;
 	List maps;   /* Map.region_link */
 	List leases; /* Lease.region_link */
 	List waits;  /* WaitEntry.region_link */

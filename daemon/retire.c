@@ -17,6 +17,9 @@
 #include "wait.h"
 #include "wire/barrier.h"
 
+/* far longer than what a processor has stored can stay its own */
+#define SECOND_LOOK_NS UINT64_C(10000000)
+
 void region_rescan(Region *region) {
 	if (region->scanning || region->state == WIRE_STATE_ACTIVE)
 		return;
@@ -140,52 +143,93 @@ uint64_t region_retire(Region *region, uint32_t mode, char *why) {
 	return discarded;
 }
 
-static bool page_is_asymmetric(const Session *session) {
-	return session->attached && session->page.shape.mode == WIRE_ATTACH_ASYMMETRIC;
-}
-
-/* Without a barrier pages that count without fences are never idle; the others are what they say. */
-static bool region_is_idle(Region *region, bool readable) {
+static bool region_is_idle(Region *region) {
 	if (!list_is_empty(&region->leases))
 		return false;
 	list_for_each (link, &region->maps) {
 		Map *map = container_of(link, Map, region_link);
 
 		region->broker->stats.pages_scanned += map->session->attached;
-		if (!readable && page_is_asymmetric(map->session))
-			return false;
 		if (map_count(map))
 			return false;
 	}
 	return true;
 }
 
+/* some of its mappers count releases without fences */
+static bool region_is_asymmetric(const Region *region) {
+	list_for_each (link, &region->maps) {
+		const Session *session = container_of(link, Map, region_link)->session;
+
+		if (session->attached && session->page.shape.mode == WIRE_ATTACH_ASYMMETRIC)
+			return true;
+	}
+	return false;
+}
+
 /*
- * The broker's half of the ordering: the states were stored, now everything that a consumer did before it could
- * see them becomes visible. Returns false when pages without fences cannot be read.
+ * The broker's half of the ordering: the states were stored, now what consumers did before they could see them is
+ * read. The barrier is for releases that were counted without a fence; those that it misses are found by the second
+ * look.
  */
-static bool scan_barrier(Broker *broker, List *regions) {
+static void scan_barrier(Broker *broker, List *regions) {
 	bool asymmetric = false;
 
 	list_for_each (link, regions) {
 		Region *region = container_of(link, Region, scan_link);
 
 		registry_begin_scan(&broker->registry, region);
-		list_for_each (map_link, &region->maps) {
-			Map *map = container_of(map_link, Map, region_link);
-
-			asymmetric |= page_is_asymmetric(map->session);
-		}
+		asymmetric |= region_is_asymmetric(region);
 	}
 	atomic_thread_fence(memory_order_seq_cst);
 	if (!asymmetric)
-		return true;
+		return;
 	broker->stats.barriers++;
-	return !barrier_global();
+	(void)barrier_global();
+}
+
+/* ---- the second look, for which layout.h has the reason ---- */
+
+static void on_second_look(LoopTimer *timer) {
+	Broker *broker = container_of(timer, Broker, second_look_timer);
+	uint64_t now = loop_now(broker->loop);
+
+	for (ListLink *link; (link = list_first(&broker->second_looks));) {
+		Region *region = container_of(link, Region, second_look_link);
+
+		if (region->second_look_ns > now) {
+			loop_timer_set(broker->loop, timer, region->second_look_ns);
+			break;
+		}
+		list_remove(link);
+		region->second_look = SECOND_LOOK_NOW;
+		region_rescan(region);
+	}
+}
+
+/*
+ * Once in a region's life: who releases from now on sees that it is over, and says so. All wait for the same time, and
+ * so the list is in the order of time.
+ */
+static void region_look_again_later(Region *region) {
+	Broker *broker = region->broker;
+
+	if (region->second_look == SECOND_LOOK_NOW)
+		region->second_look = SECOND_LOOK_DONE;
+	if (region->second_look != SECOND_LOOK_NEEDED || !region_is_asymmetric(region))
+		return;
+	region->second_look = SECOND_LOOK_LATER;
+	region->second_look_ns = loop_now(broker->loop) + SECOND_LOOK_NS;
+	list_append(&broker->second_looks, &region->second_look_link);
+	if (broker->second_look_timer.at_ns)
+		return;
+	broker->second_look_timer.on_time = on_second_look;
+	loop_timer_set(broker->loop, &broker->second_look_timer, region->second_look_ns);
 }
 
 static void region_gone(Region *region) {
 	region->broker->stats.gone++;
+	region->broker->stats.releases_missed += region->second_look == SECOND_LOOK_NOW;
 	if (region->state != WIRE_STATE_REVOKED) {
 		/* who waits for it is answered first: its mappers, who are told, may be many */
 		waits_region_gone(region);
@@ -204,19 +248,19 @@ static void list_move(List *from, List *to) {
 
 void regions_scan(Broker *broker) {
 	List first, second;
-	bool readable;
 
 	while (!list_is_empty(&broker->scan)) {
 		broker->stats.scans++;
 		list_move(&broker->scan, &first);
 		list_init(&second);
-		readable = scan_barrier(broker, &first);
+		scan_barrier(broker, &first);
 		for (ListLink *link; (link = list_first(&first));) {
 			Region *region = container_of(link, Region, scan_link);
 
 			list_remove(link);
 			region->scanning = false;
-			if (!region_is_idle(region, readable)) {
+			if (!region_is_idle(region)) {
+				region_look_again_later(region);
 				if (region->state == WIRE_STATE_RETIRING)
 					region_arm_timeout(region);
 				else if (region->state == WIRE_STATE_REVOKED)
@@ -234,12 +278,12 @@ void regions_scan(Broker *broker) {
 		}
 		if (list_is_empty(&second))
 			continue;
-		readable = scan_barrier(broker, &second);
+		scan_barrier(broker, &second);
 		for (ListLink *link; (link = list_first(&second));) {
 			Region *region = container_of(link, Region, scan_link);
 
 			list_remove(link);
-			if (region_is_idle(region, readable))
+			if (region_is_idle(region))
 				region_gone(region);
 			else
 				registry_set_state(&broker->registry, region, WIRE_STATE_LAZY);

@@ -362,7 +362,7 @@ static bool session_detach(Session *session) {
 
 	if (!session->attached || list_is_empty(&session->maps) || session_has_unmapped(session))
 		return false;
-	/* acquire reads this word after it has counted; the scan's barrier orders the two */
+	/* an acquire reads this word after it has counted: what is counted later is not granted */
 	registry_session_set(&broker->registry, session->index, 0);
 	session->state = SESSION_DETACHED;
 	ledger_update_session(&broker->ledger, session);

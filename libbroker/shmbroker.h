@@ -78,9 +78,9 @@ struct shmb_pool;
 /* flags of shmb_client_new() */
 #define SHMB_ACCEPT_UNSEALED 1 /* pointers into memory that its owner can truncate: SIGBUS is possible */
 #define SHMB_NO_POPULATE 2     /* first use of a region faults its pages in one by one */
-#define SHMB_FORCE_RMW 4       /* locked counters instead of membarrier, for tests and comparison */
-#define SHMB_NO_LEASE_PAGE 8   /* every lease by message, for tests and comparison */
-#define SHMB_CUDA_CONTEXT 16   /* a GPU's primary context may be made where this process has none */
+#define SHMB_FORCE_RMW 4     /* releases by locked instructions, too, instead of membarrier, for tests and comparison */
+#define SHMB_NO_LEASE_PAGE 8 /* every lease by message, for tests and comparison */
+#define SHMB_CUDA_CONTEXT 16 /* a GPU's primary context may be made where this process has none */
 
 /* access */
 #define SHMB_READ 1

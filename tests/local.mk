@@ -253,7 +253,7 @@ tests_system_pool_stress_LDADD = libclient.la
 # this one loads the library
 tests_system_client_dlopen_LDADD =
 
-# the stress of leases, and a broker for it that makes no barriers
+# the stress of leases, with acquires that make no fence, and a broker for it that makes no barriers
 stress_sources = \
 	tests/stress/consumer.c \
 	tests/stress/owner.c \
@@ -261,6 +261,8 @@ stress_sources = \
 	tests/stress/stress.h
 tests_stress_stress_SOURCES = $(stress_sources)
 tests_stress_stress_LDADD = libclient.la
+tests_stress_stress_unfenced_SOURCES = $(stress_sources) tests/stress/acquire-unfenced.c
+tests_stress_stress_unfenced_LDADD = libclient.la
 # an object of its own keeps the one of the same functions in the archive out
 tests_stress_shmbrokerd_without_barrier_SOURCES = daemon/main.c tests/stress/barrier-none.c
 tests_stress_shmbrokerd_without_barrier_LDADD = libdaemon.la
@@ -303,6 +305,7 @@ test_programs = \
 	tests/restart/shmbrokerd-kill-points \
 	tests/stress/shmbrokerd-without-barrier \
 	tests/stress/stress \
+	tests/stress/stress-unfenced \
 	tests/system/client-calls \
 	tests/system/client-cuda \
 	tests/system/client-dlopen \

@@ -53,7 +53,7 @@ static inline __attribute__((always_inline)) int grant(struct shmb_client *clien
 	if (__builtin_expect(offset > region_size || (size > region_size - offset && size != SHMB_REST), 0))
 		return GRANT_OTHERWISE;
 
-	lane_count(&lane_cache.counters[slot].acquired);
+	lane_count_acquire(slot);
 	if (__builtin_expect(atomic_load(&client->slots[slot].word) != layout_word(generation, state) ||
 				     !session_holds(client, registry),
 			     0))
@@ -88,7 +88,7 @@ static int acquire_cuda(struct shmb_client *client, uint32_t slot, uint64_t word
 
 	if (access & SHMB_COPY)
 		return ACQUIRE_MAP;
-	lane_count(&lane_cache.counters[slot].acquired);
+	lane_count_acquire(slot);
 	if (atomic_load(&client->slots[slot].word) != word || !session_holds(client, client->registry)) {
 		lease_count_release(client, slot);
 		return session_holds(client, client->registry)

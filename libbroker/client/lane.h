@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * Lanes: each thread counts in a lane of its own, so that an acquire is a plain store. The lane of the client that a
+ * Lanes: each thread counts in a lane of its own, so that no two write to one cache line. The lane of the client that a
  * thread used last is found without a call; lane_select() finds it, or takes one, for any other. A child of fork()
  * has no lane of its parent's clients: whoever finds the lane ready needs not ask whether the client is foreign.
  */
@@ -12,7 +12,7 @@
 typedef struct LaneCache {
 	uint64_t client;       /* its id, 0 for none */
 	LaneCounter *counters; /* by slot */
-	bool plain;	       /* the lane has one writer, and the broker calls membarrier for its page */
+	bool plain;	       /* releases: the lane has one writer, and the broker calls membarrier for its page */
 	uint32_t undo;	       /* a slot on which one acquire too many was counted, or LANE_NO_UNDO */
 } LaneCache;
 
@@ -28,11 +28,22 @@ static inline bool lane_is_ready(const struct shmb_client *client) {
 }
 
 /*
- * One more in a counter of lane_cache, before anything that this thread looks at afterwards. Release, so that what
- * the holder has read comes before a release that is seen. The compiler must not move the count past the look; the
- * broker's membarrier, or the locked instruction, does the rest.
+ * Each counts one more on @slot in lane_cache's lane, before anything that this thread looks at afterwards.
+ *
+ * The acquire by a locked instruction, always: what it orders is what keeps the memory. layout.h says why membarrier is
+ * not trusted with that.
  */
-static inline void lane_count(_Atomic uint32_t *counter) {
+static inline void lane_count_acquire(uint32_t slot) {
+	atomic_fetch_add(&lane_cache.counters[slot].acquired, 1);
+}
+
+/*
+ * Release, so that what the holder has read comes before a release that is seen. The compiler must not move the count
+ * past the look; the broker's membarrier and its second look, or the locked instruction, do the rest.
+ */
+static inline void lane_count_release(uint32_t slot) {
+	_Atomic uint32_t *counter = &lane_cache.counters[slot].released;
+
 	if (__builtin_expect(lane_cache.plain, 1)) {
 		atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + 1,
 				      memory_order_release);

@@ -13,8 +13,11 @@
 
 /* the broker waits for the last release on this slot: one notice for each of its scans, marked once it is sent */
 static __attribute__((noinline, cold)) void ring(struct shmb_client *client, uint32_t slot, uint64_t word) {
-	uint32_t scan = atomic_load(&client->details[slot].scan);
+	uint32_t scan;
 
+	/* the count is seen by every scan whose number is not: no scan is relied on that might miss it */
+	atomic_thread_fence(memory_order_seq_cst);
+	scan = atomic_load(&client->details[slot].scan);
 	if (atomic_load(&layout_rung(client->page)[slot]) == scan + 1)
 		return;
 	if (!atomic_load(&client->away) && !client_notify(client, slot, scan, layout_word_generation(word)))
@@ -70,7 +73,7 @@ static uint64_t look(struct shmb_client *client, uint32_t slot) {
 }
 
 void lease_count_release(struct shmb_client *client, uint32_t slot) {
-	lane_count(&lane_cache.counters[slot].released);
+	lane_count_release(slot);
 	(void)look(client, slot);
 }
 
@@ -105,7 +108,7 @@ int shmb_lease_release(struct shmb_lease *lease) {
 		return release_slowly(lease);
 	lease->client = NULL;
 	lease->address = NULL;
-	lane_count(&lane_cache.counters[slot].released);
+	lane_count_release(slot);
 	if (__builtin_expect(atomic_load(&client->slots[slot].word) == layout_word(generation, WIRE_STATE_ACTIVE), 1))
 		return 0;
 	return release_of_retired(client, slot, generation);

@@ -23,11 +23,19 @@
  *	lanes      LaneCounter[lanes][capacity]; lane lanes - 1 is shared and always read-modify-write
  *
  * Ordering (Dekker): the consumer counts, then re-reads the word; the broker changes the word, then reads the
- * counts. In ASYMMETRIC mode the consumer needs a compiler barrier only, and the broker calls
- * membarrier(GLOBAL_EXPEDITED) between its two steps (Linux 4.16). In RMW mode the count is a locked
- * read-modify-write and both sides are sequentially consistent. Releases first, then acquires are read, so that
- * every counted release has its acquire counted; a page is idle for a slot when the two sums are equal, each
- * page by itself, never summed over pages.
+ * counts. An acquire is counted by a locked read-modify-write, and both sides are sequentially consistent: so much
+ * keeps the memory of whoever holds a lease. Releases first, then acquires are read, so that every counted release
+ * has its acquire counted; a page is idle for a slot when the two sums are equal, each page by itself, never summed
+ * over pages.
+ *
+ * A release that the broker does not see only keeps a region too long, until somebody makes it look again: whoever
+ * has counted one and then finds the word over sends NOTIFY. It is counted like an acquire in RMW mode. In ASYMMETRIC
+ * mode it is a plain store and a compiler barrier, and the broker calls membarrier(GLOBAL_EXPEDITED) between its two
+ * steps (Linux 4.16). That call is not enough to keep memory by: Linux since 5.10 forgets that a processor runs a
+ * registered process when one of its threads ends there and another one of it runs next (exit_mm() clears the run
+ * queue's membarrier state, a switch within one mm does not set it), and leaves that processor out. So a region that
+ * a scan finds busy is looked at a second time, a while after it was retired. Whoever sees that the word is over has
+ * its count out before it reads `scan`, by a full fence.
  *
  * NOTIFY is coalesced without the broker writing to a lease page: each scan first increments the slot's `scan`;
  * a consumer rings only when its rung word is not yet scan + 1.

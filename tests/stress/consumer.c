@@ -6,8 +6,9 @@
  * lets others run. Some leases are given to other workers, which release them; a worker's thread ends from time to
  * time, and what it holds is released by the thread that goes on.
  *
- * Before a lease is taken, stores to memory that is in no cache fill the processor's store buffer: the count of the
- * acquire stays behind them, unseen by others, while the slot's word is read. That is when a barrier matters.
+ * Before a lease is taken or given back, stores to memory that is in no cache fill the processor's store buffer: a
+ * count without a fence stays behind them, unseen by others, while the slot's word is read. That is when a fence or a
+ * barrier matters.
  */
 
 #include <pthread.h>
@@ -118,11 +119,23 @@ static void check(Shared *shared, Held *held, bool at_end) {
 		atomic_fetch_add(&shared->late, 1);
 }
 
-static void release(Consumer *consumer, Held *held) {
+static void be_cold(Worker *worker) {
+	_Atomic uint64_t *cold = worker->consumer->stress->cold;
+
+	for (int i = 0; i < COLD_STORES; ++i) {
+		uint64_t at = stress_random(&worker->random) % (STRESS_COLD_SIZE / sizeof(*cold));
+
+		atomic_store_explicit(&cold[at], at, memory_order_relaxed);
+	}
+}
+
+static void release(Worker *worker, Held *held) {
+	const Consumer *consumer = worker->consumer;
 	uint64_t generation = held->lease.generation;
 	int r;
 
 	check(consumer->shared, held, true);
+	be_cold(worker);
 	r = shmb_lease_release(&held->lease);
 	if (r == SHMB_E_REVOKED) {
 		if (!is_forced(consumer->shared, generation))
@@ -137,11 +150,12 @@ static void release_oldest(Worker *worker) {
 
 	while (now_ns() - held->since_ns < HOLD_NS)
 		;
-	release(worker->consumer, &worker->held[worker->n_released++ % HELD]);
+	release(worker, &worker->held[worker->n_released++ % HELD]);
 }
 
 /* what another worker took, if there is any */
-static void release_given(Consumer *consumer) {
+static void release_given(Worker *worker) {
+	Consumer *consumer = worker->consumer;
 	Held held;
 	bool found;
 
@@ -151,7 +165,7 @@ static void release_given(Consumer *consumer) {
 		held = consumer->given[--consumer->n_given];
 	pthread_mutex_unlock(&consumer->lock);
 	if (found)
-		release(consumer, &held);
+		release(worker, &held);
 }
 
 static bool give(Consumer *consumer, const Held *held) {
@@ -180,16 +194,6 @@ static int get_by_handle(const Worker *worker, uint32_t region, Held *ret) {
 	if (handle.generation != atomic_load(&name->live))
 		r = shmb_handle_open(client, worker->consumer->names[region], &handle);
 	return r ?: shmb_handle_get_memory_info(client, &handle, 0, SHMB_REST, SHMB_READ, &ret->lease);
-}
-
-static void be_cold(Worker *worker) {
-	_Atomic uint64_t *cold = worker->consumer->stress->cold;
-
-	for (int i = 0; i < COLD_STORES; ++i) {
-		uint64_t at = stress_random(&worker->random) % (STRESS_COLD_SIZE / sizeof(*cold));
-
-		atomic_store_explicit(&cold[at], at, memory_order_relaxed);
-	}
 }
 
 /* what is to be had of a name, as far as can be seen without asking */
@@ -264,7 +268,7 @@ static void ask(Worker *worker, uint32_t region) {
 	if (atomic_exchange(&consumer->asked[region], true))
 		return;
 	if (get(worker, region))
-		release(consumer, &worker->held[worker->n_released++ % HELD]);
+		release(worker, &worker->held[worker->n_released++ % HELD]);
 	atomic_store(&consumer->asked[region], false);
 }
 
@@ -286,7 +290,7 @@ static void burst(Worker *worker) {
 		worker->n_released++;
 		atomic_fetch_add(&consumer->shared->handed_over, 1);
 	} else {
-		release_given(consumer);
+		release_given(worker);
 	}
 	flush(worker);
 }
@@ -341,8 +345,6 @@ void consumer_run(const Stress *stress, uint32_t number, uint64_t seed) {
 		stress_fail("connect", r);
 	if (consumer->client->mode != (flags ? WIRE_ATTACH_RMW : WIRE_ATTACH_ASYMMETRIC))
 		stress_fail("mode", (int)consumer->client->mode);
-	if (stress->mode == STRESS_NO_FENCE)
-		consumer->client->mode = WIRE_ATTACH_ASYMMETRIC;
 	for (uint32_t i = 0; i < STRESS_REGIONS; ++i)
 		stress_name(consumer->names[i], i);
 
@@ -362,7 +364,7 @@ void consumer_run(const Stress *stress, uint32_t number, uint64_t seed) {
 		while (consumer->workers[i].n_held != consumer->workers[i].n_released)
 			release_oldest(&consumer->workers[i]);
 	while (consumer->n_given)
-		release_given(consumer);
+		release_given(&consumer->workers[0]);
 	shmb_client_free(consumer->client);
 	exit(0);
 }

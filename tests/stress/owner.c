@@ -113,7 +113,7 @@ static void owner_gone(Owner *owner, Held *held, int r, _Atomic uint64_t *counte
 }
 
 static void owner_retire(Owner *owner, Held *held) {
-	uint64_t kind = owner->stress->is_control ? 7 : stress_random(&owner->random) % 8;
+	uint64_t kind = owner->stress->control ? 7 : stress_random(&owner->random) % 8;
 	int r;
 
 	if (kind == 0) {
@@ -191,7 +191,7 @@ void owner_run(const Stress *stress, uint32_t number) {
 	owner->shared = stress->shared;
 	owner->names = &owner->shared->names[number * STRESS_NAMES];
 	owner->random = number + 1;
-	owner->stuck_ms = stress->is_control ? CONTROL_STUCK_MS : STUCK_MS;
+	owner->stuck_ms = stress->control ? CONTROL_STUCK_MS : STUCK_MS;
 	owner->fd = memfd_create("stress", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (owner->fd < 0 || ftruncate(owner->fd, (off_t)size) < 0 ||
 	    fcntl(owner->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)

@@ -39,24 +39,28 @@ typedef struct Child {
 typedef struct Supervisor {
 	Stress stress;
 	pid_t broker;
-	Child children[CHILDREN]; /* owners, then consumers */
+	struct shmb_client *client; /* asks the broker; never used by the children */
+	Child children[CHILDREN];   /* owners, then consumers */
 	uint32_t n_started;
 	uint32_t n_failed;
 	uint64_t kills;
+	uint64_t missed; /* what the broker says of releases that only its second look found */
 	uint64_t random;
 	int fds_at_start; /* of the broker, -1 when that is not to be seen */
 } Supervisor;
 
-static const char *const mode_names[] = { "asymmetric", "rmw", "no-fence" };
+static const char *const mode_names[] = { "asymmetric", "rmw" };
+static const char *const control_names[] = { "none", "violations", "missed" };
 static const char *const wrong_names[_WRONG_N] = { "poison",  "canary", "changed", "granted-after-gone",
 						   "revoked", "crashed" };
 
 static void usage(void) {
-	puts("usage: stress [--mode asymmetric|rmw|no-fence] [--seconds N] [--control] BROKER\n"
+	puts("usage: stress [--mode asymmetric|rmw] [--seconds N] [--control violations|missed] BROKER\n"
 	     "\n"
-	     "Prints one line: the generations retired, leases, kills, violations and whether it ended in order.\n"
-	     "Exits with 0 if there was no violation, and all ended in order; with --control, if violations were seen;\n"
-	     "with 77 where it can show nothing: on one processor, or without membarrier.");
+	     "Prints one line: the generations retired, leases, kills, releases that only a second look of the broker\n"
+	     "found, violations and whether it ended in order.\n"
+	     "Exits with 0 if there was no violation, and all ended in order; with --control, if what it wants was seen,\n"
+	     "violations or missed releases; with 77 where it can show nothing: on one processor, or without membarrier.");
 }
 
 void stress_wrong(Shared *shared, uint32_t kind, uint32_t region, uint64_t generation, uint64_t seen,
@@ -190,17 +194,31 @@ static struct shmb_client *connect_to(const Supervisor *supervisor) {
 	return client;
 }
 
-static int find_closing(void *userdata, const struct shmb_stat *stat) {
-	if (!strcmp(stat->name, "fds_closing"))
-		*(uint64_t *)userdata = stat->value;
+typedef struct Stat {
+	const char *name;
+	uint64_t value;
+} Stat;
+
+static int find_stat(void *userdata, const struct shmb_stat *stat) {
+	Stat *wanted = userdata;
+
+	if (!strcmp(stat->name, wanted->name))
+		wanted->value = stat->value;
 	return 0;
 }
 
-/* what it opened only to serve us is closed by a thread of its own, a moment later */
-static int broker_fds_at_start(const Supervisor *supervisor, struct shmb_client *client) {
-	uint64_t end = now_ms() + END_MS, closing = 0;
+/* what the broker counts, 0 when it does not answer */
+static uint64_t broker_stat(const Supervisor *supervisor, const char *name) {
+	Stat wanted = { .name = name };
 
-	while (!shmb_client_each_stat(client, 0, find_closing, &closing) && closing && now_ms() < end)
+	return shmb_client_each_stat(supervisor->client, 0, find_stat, &wanted) ? 0 : wanted.value;
+}
+
+/* what it opened only to serve us is closed by a thread of its own, a moment later */
+static int broker_fds_at_start(const Supervisor *supervisor) {
+	uint64_t end = now_ms() + END_MS;
+
+	while (broker_stat(supervisor, "fds_closing") && now_ms() < end)
 		wait_ms(TURN_MS);
 	return broker_fds(supervisor);
 }
@@ -218,12 +236,13 @@ static int add_held(void *userdata, const struct shmb_stat *stat) {
 	return 0;
 }
 
-static bool broker_is_empty(const Supervisor *supervisor, struct shmb_client *client) {
+static bool broker_is_empty(const Supervisor *supervisor) {
 	struct shmb_status_iter *iter;
 	const struct shmb_status *status;
 	uint64_t held = 0;
 
-	if (shmb_client_each_stat(client, 0, add_held, &held) || shmb_status_iter_new(client, NULL, &iter))
+	if (shmb_client_each_stat(supervisor->client, 0, add_held, &held) ||
+	    shmb_status_iter_new(supervisor->client, NULL, &iter))
 		return false;
 	if (shmb_status_iter_next(iter, &status) || status)
 		held++;
@@ -252,19 +271,20 @@ static void print_log(const Supervisor *supervisor) {
 }
 
 /* whether it ends in order, with nothing left */
-static bool broker_end(Supervisor *supervisor, struct shmb_client *client) {
+static bool broker_end(Supervisor *supervisor) {
 	uint64_t end = now_ms() + END_MS;
 	bool empty;
 	int status;
 
-	while (!(empty = broker_is_empty(supervisor, client)) && now_ms() < end)
+	while (!(empty = broker_is_empty(supervisor)) && now_ms() < end)
 		wait_ms(TURN_MS);
 	if (!empty) {
 		fprintf(stderr, "stress: the broker has something left, %d fds instead of %d, and:\n",
 			broker_fds(supervisor), supervisor->fds_at_start);
-		(void)shmb_client_each_stat(client, 0, print_stat, NULL);
+		(void)shmb_client_each_stat(supervisor->client, 0, print_stat, NULL);
 	}
-	shmb_client_free(client);
+	supervisor->missed = broker_stat(supervisor, "releases_missed");
+	supervisor->client = shmb_client_free(supervisor->client);
 	kill(supervisor->broker, SIGTERM);
 	while (now_ms() < end) {
 		if (waitpid(supervisor->broker, &status, WNOHANG) == supervisor->broker)
@@ -367,12 +387,20 @@ static uint64_t violations_seen(const Shared *shared) {
 	return violations(shared) - atomic_load(&shared->wrong[WRONG_CRASHED]);
 }
 
-static bool is_to_go_on(const Stress *stress, uint64_t end) {
-	uint64_t seen = violations_seen(stress->shared);
+/* what a control wants to see */
+static uint64_t wanted_seen(const Supervisor *supervisor) {
+	return supervisor->stress.control == STRESS_MISSED ? supervisor->missed
+							   : violations_seen(supervisor->stress.shared);
+}
 
-	if (stress->is_control && !seen)
-		end += CONTROL_MORE * UINT64_C(1000);
-	return now_ms() < end && (!stress->is_control || seen < ENOUGH);
+static bool is_to_go_on(Supervisor *supervisor, uint64_t end) {
+	uint64_t seen;
+
+	if (!supervisor->stress.control)
+		return now_ms() < end;
+	supervisor->missed = broker_stat(supervisor, "releases_missed");
+	seen = wanted_seen(supervisor);
+	return seen < ENOUGH && now_ms() < end + (seen ? 0 : CONTROL_MORE * UINT64_C(1000));
 }
 
 static void run(Supervisor *supervisor) {
@@ -381,10 +409,10 @@ static void run(Supervisor *supervisor) {
 
 	for (uint32_t i = 0; i < CHILDREN; ++i)
 		child_start(supervisor, i);
-	for (uint32_t turn = 1; is_to_go_on(stress, end) && !supervisor->n_failed; ++turn) {
+	for (uint32_t turn = 1; is_to_go_on(supervisor, end) && !supervisor->n_failed; ++turn) {
 		wait_ms(TURN_MS);
 		children_reap(supervisor, true);
-		if (!stress->is_control && turn % KILL_TURNS == 0)
+		if (!stress->control && turn % KILL_TURNS == 0)
 			child_kill(supervisor);
 	}
 }
@@ -405,24 +433,24 @@ static bool report(const Supervisor *supervisor, bool in_order, uint64_t ms) {
 	uint64_t wrong = violations(shared), stuck = atomic_load(&shared->stuck);
 	bool good = !supervisor->n_failed;
 
-	/* without a barrier wake-ups are lost, too: then some generations do not come to their end */
-	if (supervisor->stress.is_control)
-		good &= violations_seen(shared) > 0;
+	if (supervisor->stress.control)
+		good &= wanted_seen(supervisor) > 0;
 	else
 		good &= !wrong && !stuck && in_order && generations > 0;
 
 	printf("%5.1f s  generations %" PRIu64 " (lazy %" PRIu64 ", forced %" PRIu64 ")  leases %" PRIu64
 	       " (handle %" PRIu64 ", other thread %" PRIu64 ", late %" PRIu64 ")  threads ended %" PRIu64
-	       "  kills %" PRIu64 "  stuck %" PRIu64 "  violations %" PRIu64 " (%.3f per 1000 generations",
+	       "  kills %" PRIu64 "  missed %" PRIu64 "  stuck %" PRIu64 "  violations %" PRIu64
+	       " (%.3f per 1000 generations",
 	       (double)ms / 1000, generations, lazy, forced, atomic_load(&shared->leases),
 	       atomic_load(&shared->by_handle), atomic_load(&shared->handed_over), atomic_load(&shared->late),
-	       atomic_load(&shared->threads), supervisor->kills, stuck, wrong,
+	       atomic_load(&shared->threads), supervisor->kills, supervisor->missed, stuck, wrong,
 	       generations ? 1000.0 * (double)wrong / (double)generations : 0);
 	for (int i = 0; i < _WRONG_N; ++i)
 		if (atomic_load(&shared->wrong[i]))
 			printf(", %s %" PRIu64, wrong_names[i], atomic_load(&shared->wrong[i]));
 	puts(in_order ? ")" : ")  not in order");
-	if (wrong && !supervisor->stress.is_control)
+	if (wrong && !supervisor->stress.control)
 		print_reports(shared);
 	if (!good)
 		print_log(supervisor);
@@ -461,31 +489,39 @@ static void clean(const Supervisor *supervisor) {
 	(void)rmdir(supervisor->stress.directory);
 }
 
+/* the place of @name in @names, or -1 */
+static int find_name(const char *name, const char *const *names, int n) {
+	while (n-- > 0 && strcmp(name, names[n]) != 0)
+		;
+	return n;
+}
+
 static bool parse(Stress *stress, int argc, char **argv) {
 	static const struct option options[] = {
 		{ "mode", required_argument, NULL, 'm' },
 		{ "seconds", required_argument, NULL, 's' },
-		{ "control", no_argument, NULL, 'c' },
+		{ "control", required_argument, NULL, 'c' },
 		{},
 	};
-	uint32_t i;
-	int c;
+	int c, i;
 
 	stress->seconds = 10;
 	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		switch (c) {
 		case 'm':
-			for (i = 0; i <= STRESS_NO_FENCE && strcmp(optarg, mode_names[i]) != 0; ++i)
-				;
-			if (i > STRESS_NO_FENCE)
+			i = find_name(optarg, mode_names, STRESS_RMW + 1);
+			if (i < 0)
 				return false;
-			stress->mode = i;
+			stress->mode = (StressMode)i;
 			break;
 		case 's':
 			stress->seconds = (uint32_t)atoi(optarg);
 			break;
 		case 'c':
-			stress->is_control = true;
+			i = find_name(optarg, control_names, STRESS_MISSED + 1);
+			if (i < 0)
+				return false;
+			stress->control = (StressControl)i;
 			break;
 		default:
 			return false;
@@ -497,7 +533,6 @@ static bool parse(Stress *stress, int argc, char **argv) {
 
 int main(int argc, char **argv) {
 	Supervisor supervisor = {};
-	struct shmb_client *client;
 	uint64_t begin = now_ms();
 	bool in_order, good;
 
@@ -516,14 +551,12 @@ int main(int argc, char **argv) {
 	}
 	prepare(&supervisor);
 	broker_start(&supervisor);
-	client = connect_to(&supervisor);
-	supervisor.fds_at_start = broker_fds_at_start(&supervisor, client);
-	shmb_client_free(client);
+	supervisor.client = connect_to(&supervisor);
+	supervisor.fds_at_start = broker_fds_at_start(&supervisor);
 
 	run(&supervisor);
 	in_order = children_stop(&supervisor);
-	client = connect_to(&supervisor);
-	in_order &= broker_end(&supervisor, client);
+	in_order &= broker_end(&supervisor);
 	good = report(&supervisor, in_order, now_ms() - begin);
 	clean(&supervisor);
 	return good ? 0 : 1;

@@ -37,8 +37,14 @@
 typedef enum StressMode {
 	STRESS_ASYMMETRIC,
 	STRESS_RMW,
-	STRESS_NO_FENCE, /* the broker is told that consumers count with fences, and they do not */
 } StressMode;
+
+/* what a run must show that is broken on purpose */
+typedef enum StressControl {
+	STRESS_NO_CONTROL,
+	STRESS_VIOLATIONS,
+	STRESS_MISSED, /* releases that only the broker's second look finds */
+} StressControl;
 
 /* ways in which it goes wrong */
 enum {
@@ -97,7 +103,7 @@ typedef struct Shared {
 typedef struct Stress {
 	const char *broker;
 	StressMode mode;
-	bool is_control; /* wants violations */
+	StressControl control;
 	uint32_t seconds;
 	char directory[64];
 	char socket[96];

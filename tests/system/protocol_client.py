@@ -559,10 +559,10 @@ class LeasePage:
     def release(self, slot):
         """Gives a lease back, and rings when the slot retires."""
         self.count(slot, "released")
-        scan = self.slot(slot)["scan"]
         generation, state = self.word(slot)
+        scan = self.slot(slot)["scan"]
         rung = self.shape["rung_offset"] + slot * 4
         next_scan = scan + 1 & 0xFFFFFFFF
         if generation and state != STATE["ACTIVE"] and struct.unpack_from("<I", self.page, rung)[0] != next_scan:
-            struct.pack_into("<I", self.page, rung, next_scan)
             self.client.notify(slot, generation, scan)
+            struct.pack_into("<I", self.page, rung, next_scan)

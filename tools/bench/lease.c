@@ -424,7 +424,7 @@ static bool is_first(const BenchRow *row) {
 
 /* what the row is compared with beside its baseline, "" for nothing */
 static void describe(Bench *bench, size_t begin, BenchRow *row, bool asymmetric) {
-	const char *counters = asymmetric ? "" : ", locked counters", *of;
+	const char *counters = asymmetric ? "" : ", locked releases", *of;
 	const BenchRow *other = NULL;
 
 	if (!strcmp(row->name, "message")) {
