@@ -2,7 +2,7 @@
 """Adds up what the groups of `tools/quickstart check` left in RESULTS and prints it, the sum as the last line.
 
 RESULTS/GROUP/parts names the parts that the group must have; a part without a single result is a failure:
-  steps   lines of "pass|fail TAB id"
+  steps   lines of "pass|fail|skip TAB id [TAB why]"
   unit    the .trs and .log files of automake's test driver; the tests of a cmocka program are counted one by one
   system  JUnit XML of pytest, in system.xml
   python  the same, in python.xml
@@ -19,14 +19,15 @@ import sys
 import xml.etree.ElementTree
 
 PASS, FAIL, SKIP = "pass", "fail", "skip"
+WHY_MAX = 300
 CMOCKA = {"       OK ": PASS, "  FAILED  ": FAIL, "  ERROR   ": FAIL, "  SKIPPED ": SKIP}
 
 
 def steps(directory):
     path = directory / "steps"
     for line in path.read_text().splitlines() if path.exists() else ():
-        result, name = line.split("\t")
-        yield name, result, ""
+        result, name, *why = line.split("\t")
+        yield name, result, "".join(why)
 
 
 def unit(directory):
@@ -51,8 +52,9 @@ def system(directory, file="system.xml"):
     path = directory / file
     for case in xml.etree.ElementTree.parse(path).iter("testcase") if path.exists() else ():
         name = f'{case.get("classname", "").replace(".", "/")}::{case.get("name")}'
-        if case.find("failure") is not None or case.find("error") is not None:
-            yield name, FAIL, ""
+        failures = [found for kind in ("failure", "error") if (found := case.find(kind)) is not None]
+        if failures:
+            yield name, FAIL, failures[0].get("message", "").partition("\n")[0]
         elif case.find("skipped") is not None:
             yield name, SKIP, case.find("skipped").get("message", "")
         else:
@@ -106,7 +108,7 @@ def main():
                         print(f"FAILED: {name}: this skip is not expected: {why}")
                         result = FAIL
                 elif result == FAIL:
-                    print(f"FAILED: {name}")
+                    print(f"FAILED: {name}{': ' + why[:WHY_MAX] if why else ''}")
                 count[result] += 1
                 ran = ran or result != SKIP
             if not ran:

@@ -31,7 +31,7 @@ system() {
 
 # expect WHAT STATUS LAST-LINE
 expect() {
-	local output status=0
+	local status=0
 
 	output=$(python3 -B tests/tally.py --expected "$dir/skips" "$dir/results" g 2>&1) || status=$?
 	if [ "$status" != "$2" ] || [ "$(tail -n 1 <<<"$output")" != "$3" ]; then
@@ -44,6 +44,9 @@ group "steps"
 expect "a group that ran nothing" 1 "0 passed, 1 failed, 0 skipped"
 printf 'pass\tone\nfail\ttwo\n' >"$dir/results/g/steps"
 expect "a step that failed" 1 "1 passed, 1 failed, 0 skipped"
+printf 'pass\tone\t\nfail\ttwo\tits reason\n' >"$dir/results/g/steps"
+expect "a step that failed and says why" 1 "1 passed, 1 failed, 0 skipped"
+grep -q '^FAILED: g:two: its reason$' <<<"$output" || fail "the reason is not told: $output"
 
 group "steps unit"
 printf 'pass\tone\n' >"$dir/results/g/steps"
