@@ -9,9 +9,23 @@
  * lease that one thread acquired may be handed to another thread of its process, which then releases it.
  *
  * Memory: a thread's stores wait in a buffer, first in, first out, until they are written at any later time (TSO;
- * that is the machine for which a compiler barrier alone orders the least). The broker's membarrier writes the
- * buffers out one thread after the other; so does a system call for its own thread. In RMW mode every store of a
- * thread is written at once. The broker's stores are sequentially consistent in both modes. Every load is a step.
+ * that is the machine for which a compiler barrier alone orders the least). An acquire is counted by a locked
+ * instruction, which waits until the buffer is empty; so do a fence and a system call. In asymmetric mode a release
+ * is a plain store; in RMW mode every store of a thread is written at once. The broker's stores are sequentially
+ * consistent in both modes. Every load is a step.
+ *
+ * The broker's membarrier may miss any thread. That of Linux does (5.10 to 6.18 at least): where a thread ends, its
+ * processor forgets that the process is one to be reached, and is not told again when it goes on with another thread
+ * of that process. So nothing may depend on it but how soon a wake-up comes. It is no step of the model: what it
+ * does write out, the machine may write out at the same moment by itself: a broker whose membarrier misses whom
+ * it likes does nothing that a broker without any does not do, and each run is for both. (A barrier that writes each
+ * buffer out or does not, as spin likes, was tried: the same verdicts, more states.) PERFECT_BARRIER is a membarrier
+ * that reaches every thread, one after the other.
+ *
+ * The second look: a region whose scan finds a lease, after it left ACTIVE, is scanned once more a while later. By
+ * then the stores that are older than the change of the word are written out: they do not wait for ever. Newer ones
+ * may wait still; who made them looks at the word afterwards, and rings. Where no wake-up is asked for, or no store
+ * waits, the second scan comes at any moment after the first.
  *
  * What must hold:
  *	1. a generation is not freed, nor its slot used again, while a living consumer holds a lease on it; a lease
@@ -24,9 +38,8 @@
  *
  * What is abstracted: the index, names and the message path (LOOKUP is "not now"; MAP is one step of the broker);
  * counters are small numbers that do not wrap; lanes_used (a lane whose flag the scan missed was first used after
- * the scan's barrier, so its acquire fails its re-check); detached sessions; barriers that fail; UNMAP; restart. A
- * dead consumer's buffered stores and its unread messages vanish, and its page leaves the mapper set later, at any
- * time.
+ * the change of the word, so its acquire fails its re-check); detached sessions; UNMAP; restart. A dead consumer's
+ * buffered stores and its unread messages vanish, and its page leaves the mapper set later, at any time.
  *
  * By -D. Shape: TWO (each thread is a consumer of its own; else both threads are one consumer), THREE (a consumer
  * of one thread that acquires and one that only releases what was handed to it, and another consumer), QUOTA
@@ -34,12 +47,18 @@
  * Mode: RMW, else asymmetric. What the broker does, at any time, with the last generation and with those before it:
  * LAST_OPERATION, FIRST_OPERATION and, while that is not through, LAST_SECOND, FIRST_SECOND.
  * SAFETY_ONLY: lost wake-ups are let pass.
- * SCAN_FIRST: the scan number is read before the word, and not after it; both orders are right as long as a NOTIFY
- * is taken for whatever region the slot carries when it arrives.
- * Broken on purpose, so that spin must find it: NO_MEMBARRIER, SUMMED, ACQUIRES_FIRST, LAZY_ONE_PASS, SCAN_NEVER,
- * SCAN_LATE, SCAN_AFTER_BARRIER, UNDO_FORGETS (a failed acquire decides whether to ring by the word that it read
- * before it counted its release), RECHECK_STATE (without the generation), REVOKED_REUSED, STALE_NOTIFY_DROPPED (a
- * NOTIFY of a generation that is over is not for the next one; wrong unless SCAN_FIRST).
+ * PERFECT_BARRIER: see above. With it no wake-up needs the second look.
+ * NO_SECOND_LOOK: right in RMW mode and with PERFECT_BARRIER, wrong else.
+ * SCAN_FIRST: the scan number is read before the word, and so before the fence; right where the release is out
+ * anyway, in RMW mode and with PERFECT_BARRIER, as long as a NOTIFY is taken for whatever region the slot carries
+ * when it arrives.
+ * RING_WITHOUT_FENCE: the scan number is read while the release may still wait; right with PERFECT_BARRIER only.
+ * Broken on purpose, so that spin must find it: PLAIN_ACQUIRE (counted by a plain store; right with PERFECT_BARRIER
+ * only), SECOND_LOOK_EARLY (older stores may still wait), SUMMED, ACQUIRES_FIRST, LAZY_ONE_PASS, SCAN_NEVER,
+ * SCAN_LATE, SCAN_AFTER_BARRIER (wrong with RING_WITHOUT_FENCE), UNDO_FORGETS (a failed acquire decides whether to
+ * ring by the word that it read before it counted its release), RECHECK_STATE (without the generation),
+ * REVOKED_REUSED, STALE_NOTIFY_DROPPED (a NOTIFY of a generation that is over is not for the next one; wrong unless
+ * SCAN_FIRST).
  */
 
 #ifndef QUOTA
@@ -97,7 +116,6 @@
 #define ACQUIRED 1
 #define RELEASED 2
 #define HANDED 3
-#define RUNG 16
 
 /* what the broker does with a region */
 #define NOTHING 0
@@ -105,8 +123,26 @@
 #define RETIRE_LAZY 2
 #define RETIRE_FORCE 3
 
+/* a generation's second look */
+#define NOT_YET 0
+#define DUE 1
+#define DONE 2
+
 #define ACQUIRES 0
 #define RELEASES THREADS
+
+/* whether a second look waits for the stores that are older than the change of the word */
+#if !defined(RMW) && !defined(NO_SECOND_LOOK) && !defined(SECOND_LOOK_EARLY) && !defined(HOSTILE) && \
+	!defined(SAFETY_ONLY)
+#define AGES
+#endif
+#if !defined(AGES)
+#define AGED true
+#elif defined(THREE)
+#define AGED (old[0] == 0 && old[1] == 0 && old[2] == 0)
+#else
+#define AGED (old[0] == 0 && old[1] == 0)
+#endif
 
 /* shared memory */
 byte word = WORD(1, ACTIVE);
@@ -114,6 +150,9 @@ byte scan;
 byte counter[2 * THREADS];	/* what each lane acquired, then what each lane released */
 byte rung[CONSUMERS];
 chan stores[THREADS] = [3] of { byte };
+#ifdef AGES
+byte old[THREADS];		/* how many of them are older than the change of the word from ACTIVE */
+#endif
 
 /* the processes' own */
 byte own[THREADS];		/* leases that a thread holds */
@@ -138,8 +177,22 @@ inline write_out(t, entry) {
 	:: entry == ACQUIRED -> counter[ACQUIRES + t]++
 	:: entry == RELEASED -> counter[RELEASES + t]++
 	:: entry == HANDED -> pool[CONSUMER(t)]++
-	:: entry >= RUNG -> rung[CONSUMER(t)] = entry - RUNG
 	fi
+}
+
+/* one store less of thread t waits */
+inline count_written(t) {
+#ifdef AGES
+	old[t] = old[t] - (old[t] > 0 -> 1 : 0)
+#else
+	skip
+#endif
+}
+
+inline write_next(t) {
+	stores[t]?entry -> write_out(t, entry);
+	entry = 0;
+	count_written(t)
 }
 
 /* within an atomic sequence, where there is room */
@@ -151,6 +204,18 @@ inline store(entry) {
 #endif
 }
 
+/* a fence, or a system call: what the thread stored before is out */
+#define WRITTEN_OUT empty(stores[self])
+
+/* the first step of an acquire */
+inline count_acquire() {
+#ifdef PLAIN_ACQUIRE
+	atomic { nfull(stores[self]) -> store(ACQUIRED) }
+#else
+	atomic { WRITTEN_OUT -> write_out(self, ACQUIRED) }
+#endif
+}
+
 #ifdef RECHECK_STATE
 #define SAME(w, found) ((w) != 0 && STATE(w) == STATE(found))
 #else
@@ -158,7 +223,11 @@ inline store(entry) {
 #endif
 #define OVER(w) ((w) != 0 && STATE(w) != ACTIVE)
 
-/* after the count of released: rings unless this scan number was rung for */
+/*
+ * After the count of released: rings unless this scan number was rung for. Who finds that it was leaves the release to
+ * the scan with the next number, which is still to come; so that this one sees it, it must be out before the number is
+ * read: the fence. The rung number is written by a locked instruction, once NOTIFY is sent.
+ */
 inline ring_if_over() {
 #ifdef SCAN_FIRST
 	number = scan;
@@ -166,14 +235,18 @@ inline ring_if_over() {
 #else
 	seen = word;
 	if
+#ifdef RING_WITHOUT_FENCE
 	:: OVER(seen) -> number = scan
+#else
+	:: atomic { OVER(seen) && WRITTEN_OUT -> number = scan }
+#endif
 	:: !OVER(seen)
 	fi;
 #endif
 	if
-	:: atomic { OVER(seen) && rung[me] != number + 1 && nfull(stores[self]) -> store(RUNG + number + 1) }
-		/* a system call: the stores before it are out */
-		atomic { empty(stores[self]) -> notify[me] = notify[me] | (1 << GENERATION(seen)); seen = 0; number = 0 }
+	:: OVER(seen) && rung[me] != number + 1 ->
+		atomic { WRITTEN_OUT -> notify[me] = notify[me] | (1 << GENERATION(seen)); seen = 0 }
+		atomic { rung[me] = number + 1; number = 0 }
 	:: atomic { !OVER(seen) || rung[me] == number + 1 -> seen = 0; number = 0 }
 	fi
 }
@@ -189,7 +262,7 @@ proctype Thread(byte self) {
 	{
 		do
 		:: atomic { quota > 0 && GRANTS(word) && GENERATION(word) == cached[me] -> found = word; quota-- }
-			atomic { nfull(stores[self]) -> store(ACQUIRED) }
+			count_acquire();
 			if
 			:: atomic { SAME(word, found) ->
 				assert(GENERATION(word) == GENERATION(found));
@@ -214,7 +287,7 @@ proctype Thread(byte self) {
 #endif
 			fi
 		/* MAP: a message, and so the thread's stores are out */
-		:: atomic { quota > 0 && GRANTS(word) && GENERATION(word) != cached[me] && empty(stores[self]) && !busy ->
+		:: atomic { quota > 0 && GRANTS(word) && GENERATION(word) != cached[me] && WRITTEN_OUT && !busy ->
 			cached[me] = GENERATION(word);
 			mapper[me] = true }
 		/* LOOKUP would say that the region is over */
@@ -238,10 +311,10 @@ proctype Machine() {
 
 end:
 	do
-	:: atomic { stores[0]?entry -> write_out(0, entry); entry = 0 }
-	:: atomic { stores[1]?entry -> write_out(1, entry); entry = 0 }
+	:: atomic { write_next(0) }
+	:: atomic { write_next(1) }
 #ifdef THREE
-	:: atomic { stores[2]?entry -> write_out(2, entry); entry = 0 }
+	:: atomic { write_next(2) }
 #endif
 	od
 }
@@ -252,12 +325,12 @@ proctype Crash() {
 	atomic {
 		dead[0] = true;
 		do
-		:: nempty(stores[0]) -> stores[0]?_
+		:: nempty(stores[0]) -> stores[0]?_; count_written(0)
 		:: empty(stores[0]) -> break
 		od;
 #ifndef TWO
 		do
-		:: nempty(stores[1]) -> stores[1]?_
+		:: nempty(stores[1]) -> stores[1]?_; count_written(1)
 		:: empty(stores[1]) -> break
 		od;
 #endif
@@ -280,10 +353,9 @@ proctype Hostile() {
 inline flush(t) {
 	atomic {
 		do
-		:: stores[t]?entry -> write_out(t, entry)
+		:: write_next(t)
 		:: empty(stores[t]) -> break
-		od;
-		entry = 0 }
+		od }
 }
 
 inline count_scan() {
@@ -295,7 +367,7 @@ inline count_scan() {
 }
 
 inline barrier() {
-#if !defined(NO_MEMBARRIER) && !defined(RMW)
+#ifdef PERFECT_BARRIER
 	flush(0);
 	flush(1);
 #ifdef THREE
@@ -409,6 +481,9 @@ inline gone() {
 	operation = NOTHING;
 	second = NOTHING;
 	idle = false;
+#ifndef NO_SECOND_LOOK
+	second_look = NOT_YET;
+#endif
 	busy = false
 }
 
@@ -426,12 +501,31 @@ inline choose() {
 
 /* region_retire() */
 inline retire(what) {
+#ifdef AGES
+	if
+	:: STATE(word) == ACTIVE ->
+		old[0] = len(stores[0]);
+		old[1] = len(stores[1])
+#ifdef THREE
+		; old[2] = len(stores[2])
+#endif
+	:: STATE(word) != ACTIVE
+	fi;
+#endif
 	if
 	:: what == RETIRE_STRICT -> word = WORD(GENERATION(word), RETIRING)
 	:: what == RETIRE_LAZY -> word = WORD(GENERATION(word), LAZY)
 	:: what == RETIRE_FORCE -> word = WORD(GENERATION(word), REVOKED)
 	fi;
 	scanning = true
+}
+
+/* a scan found a lease: that asks for the second look, once for a generation */
+inline end_busy() {
+#ifndef NO_SECOND_LOOK
+	second_look = (second_look == NOT_YET -> DUE : second_look);
+#endif
+	busy = false
 }
 
 /* dispatch_notify() */
@@ -450,6 +544,9 @@ proctype Broker() {
 	byte operation, second;
 	byte page, lane, first, then, entry;
 	bool idle;
+#ifndef NO_SECOND_LOOK
+	byte second_look = NOT_YET;
+#endif
 
 	atomic { choose() }
 	do
@@ -467,6 +564,10 @@ proctype Broker() {
 #ifdef CRASH
 	:: atomic { dead[0] && mapper[0] -> mapper[0] = false;
 		scanning = word != 0 && STATE(word) != ACTIVE }
+#endif
+#ifndef NO_SECOND_LOOK
+	:: atomic { second_look == DUE && AGED -> second_look = DONE;
+		scanning = true }
 #endif
 	/* regions_scan() */
 	:: atomic { scanning -> scanning = false;
@@ -486,11 +587,11 @@ proctype Broker() {
 			if
 			:: atomic { idle -> gone() }
 			:: atomic { !idle -> word = WORD(GENERATION(word), LAZY);
-				busy = false }
+				end_busy() }
 			fi
 #endif
 		:: atomic { idle && STATE(word) != LAZY -> gone() }
-		:: atomic { !idle -> busy = false }
+		:: atomic { !idle -> end_busy() }
 		fi
 #ifdef REVOKED_REUSED
 	:: atomic { word != 0 && STATE(word) == REVOKED -> gone() }
