@@ -283,10 +283,12 @@ void regions_scan(Broker *broker) {
 			Region *region = container_of(link, Region, scan_link);
 
 			list_remove(link);
-			if (region_is_idle(region))
+			if (region_is_idle(region)) {
 				region_gone(region);
-			else
-				registry_set_state(&broker->registry, region, WIRE_STATE_LAZY);
+				continue;
+			}
+			region_look_again_later(region);
+			registry_set_state(&broker->registry, region, WIRE_STATE_LAZY);
 		}
 	}
 }

@@ -28,22 +28,19 @@ static inline bool lane_is_ready(const struct shmb_client *client) {
 }
 
 /*
- * Each counts one more on @slot in lane_cache's lane, before anything that this thread looks at afterwards.
- *
- * The acquire by a locked instruction, always: what it orders is what keeps the memory. layout.h says why membarrier is
- * not trusted with that.
+ * One acquire more on @slot, before anything that this thread looks at afterwards. Always by a locked instruction: what
+ * it orders is what keeps the memory. layout.h says why membarrier is not trusted with that.
  */
 static inline void lane_count_acquire(uint32_t slot) {
 	atomic_fetch_add(&lane_cache.counters[slot].acquired, 1);
 }
 
 /*
- * Release, so that what the holder has read comes before a release that is seen. The compiler must not move the count
- * past the look; the broker's membarrier and its second look, or the locked instruction, do the rest.
+ * One more in a counter of lane_cache, before anything that this thread looks at afterwards, for what the broker may
+ * see late. Release, so that what the holder has read comes before a release that is seen. The compiler must not move
+ * the count past the look; the broker's membarrier and its second look, or the locked instruction, do the rest.
  */
-static inline void lane_count_release(uint32_t slot) {
-	_Atomic uint32_t *counter = &lane_cache.counters[slot].released;
-
+static inline void lane_count(_Atomic uint32_t *counter) {
 	if (__builtin_expect(lane_cache.plain, 1)) {
 		atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + 1,
 				      memory_order_release);
@@ -51,4 +48,8 @@ static inline void lane_count_release(uint32_t slot) {
 	} else {
 		atomic_fetch_add(counter, 1);
 	}
+}
+
+static inline void lane_count_release(uint32_t slot) {
+	lane_count(&lane_cache.counters[slot].released);
 }

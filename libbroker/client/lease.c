@@ -15,7 +15,7 @@
 static __attribute__((noinline, cold)) void ring(struct shmb_client *client, uint32_t slot, uint64_t word) {
 	uint32_t scan;
 
-	/* the count is seen by every scan whose number is not: no scan is relied on that might miss it */
+	/* before the number is read: whatever scan the rung word leaves the count to is a later one, and must see it */
 	atomic_thread_fence(memory_order_seq_cst);
 	scan = atomic_load(&client->details[slot].scan);
 	if (atomic_load(&layout_rung(client->page)[slot]) == scan + 1)

@@ -17,8 +17,7 @@
 
 #define WORDS (STRESS_WINDOW_SIZE / sizeof(uint64_t))
 #define STUCK_MS 20000
-#define CONTROL_STUCK_MS 2000 /* without a barrier wake-ups are lost, too */
-#define LAZY_MS 5	      /* a name that is in use all the time may never be idle: then strictly */
+#define LAZY_MS 5 /* a name that is in use all the time may never be idle: then strictly */
 #define BATCH 4
 #define USED_ROUNDS 8	  /* time to be used by others, too */
 #define UNUSED_ROUNDS 400 /* what no consumer cares for is retired in the end */
@@ -39,7 +38,6 @@ typedef struct Owner {
 	int fd;
 	uint64_t *memory;
 	uint64_t random;
-	int stuck_ms;
 	Held held[STRESS_NAMES];
 	uint32_t windows[STRESS_WINDOWS]; /* free ones, a ring: used from the head, given back at the tail */
 	uint32_t head;
@@ -118,18 +116,18 @@ static void owner_retire(Owner *owner, Held *held) {
 
 	if (kind == 0) {
 		atomic_store(&stress_record(owner->shared, shmb_region_get_generation(held->region))->forced, 1);
-		r = shmb_region_retire(held->region, SHMB_RETIRE_FORCE | SHMB_RETIRE_WAIT, owner->stuck_ms);
+		r = shmb_region_retire(held->region, SHMB_RETIRE_FORCE | SHMB_RETIRE_WAIT, STUCK_MS);
 		owner_gone(owner, held, r, &owner->shared->forced);
 	} else if (kind == 1) {
 		r = shmb_region_retire(held->region, SHMB_RETIRE_LAZY | SHMB_RETIRE_WAIT, LAZY_MS);
 		if (r == SHMB_E_TIMED_OUT)
-			r = shmb_region_retire(held->region, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, owner->stuck_ms);
+			r = shmb_region_retire(held->region, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, STUCK_MS);
 		/* the last lease was over before that arrived */
 		if (r == SHMB_E_NOT_FOUND || r == SHMB_E_STALE)
 			r = 0;
 		owner_gone(owner, held, r, &owner->shared->lazy);
 	} else {
-		r = shmb_region_retire(held->region, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, owner->stuck_ms);
+		r = shmb_region_retire(held->region, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, STUCK_MS);
 		owner_gone(owner, held, r, &owner->shared->strict);
 	}
 }
@@ -140,7 +138,7 @@ static void owner_retire_many(Owner *owner, Held **helds) {
 
 	for (uint32_t i = 0; i < BATCH; ++i)
 		names[i] = helds[i]->name;
-	r = shmb_client_unregister(owner->client, names, BATCH, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, owner->stuck_ms,
+	r = shmb_client_unregister(owner->client, names, BATCH, SHMB_RETIRE_STRICT | SHMB_RETIRE_WAIT, STUCK_MS,
 				   results);
 	for (uint32_t i = 0; i < BATCH; ++i) {
 		owner_gone(owner, helds[i], r ?: results[i], &owner->shared->strict);
@@ -191,7 +189,6 @@ void owner_run(const Stress *stress, uint32_t number) {
 	owner->shared = stress->shared;
 	owner->names = &owner->shared->names[number * STRESS_NAMES];
 	owner->random = number + 1;
-	owner->stuck_ms = stress->control ? CONTROL_STUCK_MS : STUCK_MS;
 	owner->fd = memfd_create("stress", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (owner->fd < 0 || ftruncate(owner->fd, (off_t)size) < 0 ||
 	    fcntl(owner->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
